@@ -1,0 +1,114 @@
+"""Stage 04: bytes as tokens, and one document boundary instead of a beginning and an end."""
+
+import sys
+from collections.abc import Callable
+
+from tinylm import contract, tokenizer
+from tinylm.walkthrough import Lab, Stage
+
+STAGE = Stage(
+    number=4,
+    title="byte tokenizer",
+    question="One boundary between documents, or a beginning and an end?",
+    hypothesis="One is enough: in a stream, the end of one document is the beginning of the next. The second "
+    "token costs a row in the embedding, a row in the head and a token per document, and decides nothing.",
+    experiment="build the stream of two documents both ways; count tokens, parameters, and what a generator "
+    "can decide with them",
+    next="Is a shape a comment or a contract?",
+)
+WIDTH = 16
+DOCUMENTS = ("ab", "ba")
+GREETING = "안녕"
+
+
+def one_boundary(documents: tuple[str, ...]) -> list[int]:
+    """The stream of this library: a boundary opens the first document and ends every one."""
+    stream = [contract.DOC_BOUNDARY]
+    for document in documents:
+        stream += [*tokenizer.encode(document), contract.DOC_BOUNDARY]
+    return stream
+
+
+def begin_and_end(documents: tuple[str, ...]) -> list[int]:
+    """The usual alternative: BOS (256) before and EOS (257) after every document."""
+    return [token for document in documents for token in (256, *tokenizer.encode(document), 257)]
+
+
+def token_parameters(vocabulary: int, width: int = WIDTH) -> int:
+    """Embedding and untied head: 2VD."""
+    return 2 * vocabulary * width
+
+
+def characters_with_fallback(text: str) -> int:
+    """Vocabulary of a text's characters, plus 256 byte tokens for all others, plus one boundary."""
+    return len(set(text)) + 256 + 1
+
+
+def experiment(lab: Lab) -> None:
+    ours, theirs = one_boundary(DOCUMENTS), begin_and_end(DOCUMENTS)
+    fallback = characters_with_fallback("".join(DOCUMENTS))
+    lab.table(
+        ["vocabulary", "size", "tokens of ab, ba", "parameters (D = 16)", "spellings of ab", "ways to end a document"],
+        [
+            ["bytes + boundary", 257, lab.value("tokens_one", len(ours)), token_parameters(257), 1, "256"],
+            ["bytes + BOS + EOS", 258, lab.value("tokens_two", len(theirs)), token_parameters(258), 1, "257, or 256"],
+            ["characters + 256 bytes + boundary", fallback, len(ours), token_parameters(fallback), 2 ** len("ab"), "256"],
+        ],
+    )
+    lab.note(f"one boundary  {ours}\nBOS and EOS   {theirs}")
+    lab.value("parameters_one", token_parameters(257))
+    lab.value("parameters_two", token_parameters(258))
+    lab.value("parameters_apart", token_parameters(258) - token_parameters(257))
+
+    typed = tokenizer.encode("<|doc|>")
+    characters, tokens = len(GREETING), len(tokenizer.encode(GREETING))
+    lab.value("greeting_characters", characters)
+    lab.value("greeting_tokens", tokens)
+    lab.value("attention_worst", (4 * characters) ** 2 / characters**2)
+    raw = bytes([0x41, 0xFF, 0x42])
+    lab.table(
+        ["given", "function", "result"],
+        [
+            ['text "<|doc|>"', "encode", str(typed)],
+            ["ids 65 255 66", "decode_bytes", repr(tokenizer.decode_bytes(list(raw)))],
+            ["ids 65 255 66", "decode_text", refusal(tokenizer.decode_text, list(raw))],
+            ["ids 65 256 66", "decode_bytes", refusal(tokenizer.decode_bytes, [65, 256, 66])],
+            ["ids 256 65 256", "decode_document", repr(tokenizer.decode_document([256, 65, 256]))],
+            ["ids 256 65 255 256", "debug_decode", repr(tokenizer.debug_decode([256, 65, 255, 256]))],
+        ],
+    )
+    lab.otherwise(
+        'A user who types "<|doc|>" has typed seven bytes, and they have to stay seven bytes everywhere: a '
+        "tokenizer that looks for the spelling hands every reader of a web form the power to end documents. "
+        "A vocabulary of characters with byte fallback spells one text in several ways, so a protocol on "
+        "top of it must also say which spelling counts, what a byte token inside a known character means, "
+        "and where the list of characters is kept."
+    )
+    lab.costs(
+        f"{GREETING} is {characters} characters and {tokens} tokens; a text of N characters has N to 4N tokens, "
+        "so attention costs up to (4N)²/N² = 16 times as much, the linear layers up to 4 times. A mistake in "
+        "this room reaches every corpus, checkpoint and export: that is why all of them carry its four values."
+    )
+    lab.proves(
+        "that one boundary says everything that two say, in fewer tokens (7 instead of 8 here) and "
+        "32 parameters less, and that no text can forge it.",
+        does_not_prove="that a boundary keeps documents apart: causal attention reads across it (stage 15). "
+        "It is a protocol, not a wall.",
+    )
+    lab.check("the stream of two documents", ours == [256, 97, 98, 256, 98, 97, 256])
+    lab.check("parameters", (token_parameters(257), token_parameters(258)) == (8224, 8256))
+    lab.check("typed boundary stays text", typed == (60, 124, 100, 111, 99, 124, 62))
+    lab.check("N <= T <= 4N", characters <= tokens <= 4 * characters)
+    lab.check("0xFF survives", tokenizer.decode_bytes(list(raw)) == raw)
+
+
+def refusal(decode: Callable[[list[int]], object], ids: list[int]) -> str:
+    """What a decoder says when it refuses."""
+    try:
+        return repr(decode(ids))
+    except ValueError as error:
+        return f"refused: {str(error).partition(';')[0]}"
+
+
+if __name__ == "__main__":
+    sys.exit(STAGE.main(experiment))

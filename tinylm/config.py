@@ -1,0 +1,290 @@
+"""Every option, as dataclasses without torch. The command line is generated from them.
+
+`problems()` of a configuration lists everything that is wrong with it; `check()` raises ConfigError
+with all of them at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_type_hints
+
+from tinylm.errors import ConfigError
+
+Policy = Literal["cross", "reset"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "float32", "bfloat16", "float64"]
+
+
+def option(default: Any, help: str) -> Any:
+    """A field with a default and the help text of its flag."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+class Checked:
+    """What all configurations share: problems(), check(), and a strict way back from JSON."""
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong, each entry naming the option, its value and what is expected."""
+        raise NotImplementedError
+
+    def check(self) -> Self:
+        """Return self, or raise ConfigError with all problems."""
+        found = self.problems()
+        if found:
+            raise ConfigError("; ".join(found))
+        return self
+
+    @classmethod
+    def from_dict(cls, values: object, where: str) -> Self:
+        """A configuration from parsed JSON; unknown, missing and wrongly typed keys raise ConfigError."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: expected an object with the options of {cls.__name__}, found {values!r}")
+        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        hints = get_type_hints(cls)
+        problems = [f"{where}: unknown option {name!r}" for name in values if name not in fields]
+        arguments: dict[str, Any] = {}
+        for name in fields:
+            if name not in values:
+                problems.append(f"{where}: option {name!r} is missing")
+                continue
+            value = values[name]
+            if isinstance(hints[name], type) and issubclass(hints[name], Checked):
+                value = hints[name].from_dict(value, f"{where}.{name}")
+            elif isinstance(value, list):
+                value = tuple(value)
+            arguments[name] = value
+        if problems:
+            raise ConfigError("; ".join(problems))
+        return cls(**arguments).check()
+
+
+@dataclass(frozen=True)
+class ModelConfig(Checked):
+    """The shape of a model (Qwen3's shape; the Hugging Face names of these are in interop)."""
+
+    layers: int = option(4, "number of layers")
+    width: int = option(128, "hidden size")
+    mlp_width: int = option(352, "hidden size of the MLP")
+    heads: int = option(4, "query heads")
+    kv_heads: int = option(4, "key/value heads; divides heads")
+    head_size: int = option(32, "size of one head")
+    window: int = option(256, "tokens that one row sees")
+    policy: Policy = option("cross", "whether attention reads across documents: cross (yes) or reset (one document a row)")
+    rope_theta: float = option(10_000.0, "base of the rotary position embedding")
+    norm_eps: float = option(1e-6, "epsilon of RMSNorm")
+    tied: bool = option(False, "use the embedding as the head")
+
+    def problems(self) -> list[str]:
+        found = _integers(self, ("layers", "width", "mlp_width", "heads", "kv_heads", "head_size"), 1)
+        found += _integers(self, ("window",), 2)
+        found += _numbers(self, ("rope_theta", "norm_eps"), 0.0, above=True)
+        found += _choices(self, policy=("cross", "reset"))
+        found += _booleans(self, ("tied",))
+        if found:
+            return found
+        for name in ("width", "mlp_width"):
+            if getattr(self, name) % 32:
+                found.append(f"{name} is {getattr(self, name)}, expected a multiple of 32")
+        if self.head_size * self.heads % 32 or self.head_size * self.kv_heads % 32:
+            found.append(f"heads x head_size is {self.heads} x {self.head_size}, expected a multiple of 32")
+        if self.head_size % 2:
+            found.append(f"head_size is {self.head_size}, expected an even number (RoPE turns pairs)")
+        if self.heads % self.kv_heads:
+            found.append(f"kv_heads is {self.kv_heads}, expected a divisor of heads ({self.heads})")
+        return found
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "nano": ModelConfig(),
+    "micro": ModelConfig(width=256, mlp_width=672, heads=8, kv_heads=8),
+    "mini": ModelConfig(layers=6, width=384, mlp_width=1024, heads=6, kv_heads=6, head_size=64, window=512),
+    "small": ModelConfig(layers=8, width=512, mlp_width=1376, heads=8, kv_heads=8, head_size=64, window=1024),
+    "base": ModelConfig(layers=12, width=768, mlp_width=2048, heads=12, kv_heads=12, head_size=64, window=2048),
+}
+
+
+def preset(name: str) -> ModelConfig:
+    """The model of a preset; raises ConfigError naming those that exist."""
+    if name not in PRESETS:
+        raise ConfigError(f"preset is {name!r}, expected one of {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+@dataclass(frozen=True)
+class CorpusConfig(Checked):
+    """How sources become documents, and how much of them is too much."""
+
+    field: str | None = option(None, "field of a JSON line that holds the text (default: text); with it, standard input is read as JSON Lines")
+    split_on: str | None = option(None, "a line that separates documents inside one file; the line itself is dropped")
+    validation: float = option(0.1, "share of the text that is held out, by documents")
+    max_documents: int = option(5_000_000, "limit: documents")
+    max_characters: int = option(2_000_000_000, "limit: characters, before encoding")
+    max_bytes: int = option(4_000_000_000, "limit: bytes, after encoding")
+    max_tokens: int = option(4_000_000_000, "limit: tokens of the stream, boundaries included")
+    truncate: bool = option(False, "at a limit, stop at the last whole document instead of failing")
+
+    def problems(self) -> list[str]:
+        found = _integers(self, ("max_documents", "max_characters", "max_bytes", "max_tokens"), 1)
+        found += _booleans(self, ("truncate",))
+        if not _is_number(self.validation) or not 0 < self.validation <= 0.5:
+            found.append(f"validation is {self.validation!r}, expected a share above 0 and up to 0.5")
+        if self.field is not None and not self.field:
+            found.append("field is empty, expected the name of a field such as text")
+        if self.split_on is not None and (not self.split_on or "\n" in self.split_on or "\r" in self.split_on):
+            found.append(f"split_on is {self.split_on!r}, expected one line that is not empty")
+        return found
+
+
+@dataclass(frozen=True)
+class TrainConfig(Checked):
+    """One training run: a run is a function of this, the corpus and the seed."""
+
+    data: str = dataclasses.field(metadata={"help": "a corpus folder, or any source of text (a corpus is built from it first)"})
+    out: str | None = option(None, "folder of the run (default: checkpoints/NAME-PRESET); must not exist")
+    preset: str = option("nano", "model preset: nano, micro, mini, small or base; the model's own flags override it")
+    model: ModelConfig | None = option(None, "the model; None stands for the preset's")
+    steps: int | None = option(None, "optimizer steps")
+    minutes: float | None = option(None, "train about this long instead of a number of steps (default: 3 minutes)")
+    stop_after: int | None = option(None, "stop and save after this step, as if interrupted; --resume goes on")
+    batch_rows: int = option(16, "rows per optimizer step")
+    micro_rows: int | None = option(None, "rows per forward pass; None: as many as memory takes")
+    seed: int = option(0, "seed of weights, row order and dropout")
+    muon_rate: float = option(0.02, "peak learning rate of Muon, for the layers' matrices")
+    adam_rate: float = option(0.006, "peak learning rate of AdamW, for embedding, head and gains")
+    muon_momentum: float = option(0.95, "momentum of Muon")
+    adam_beta1: float = option(0.8, "decay of AdamW's first moment")
+    adam_beta2: float = option(0.95, "decay of AdamW's second moment")
+    weight_decay: float = option(0.0, "decoupled weight decay of the layers' matrices, in units of the rate")
+    warmup: float = option(0.02, "share of the steps in which the rate rises")
+    decay: float = option(0.6, "share of the steps, at the end, in which the rate falls to zero")
+    clip: float | None = option(None, "clip the norm of all gradients to this; None: never")
+    dropout: float = option(0.0, "dropout of the residual branches")
+    evaluate_every: int | None = option(None, "steps between evaluations; None: eight in a run")
+    evaluate_tokens: int = option(65_536, "held-out tokens that evaluations during the run read; the last one reads all")
+    save_every: int | None = option(None, "steps between checkpoints; None: at each evaluation")
+    keep: int = option(2, "checkpoints to keep")
+    sample_tokens: int = option(120, "length of the sample shown at each evaluation; 0: none")
+    device: Device = option("auto", "auto takes CUDA, then MPS, then the CPU")
+    precision: Precision = option("auto", "auto: bfloat16 autocast on CUDA where it is native, else float32")
+    compile: Literal["auto", "yes", "no"] = option("auto", "torch.compile; auto: where it pays")
+    threads: int | None = option(None, "CPU threads; None: as torch chooses")
+    tensorboard: bool = option(False, "also write TensorBoard events into the run folder (extra: track)")
+    init: str | None = option(None, "start from the weights of this checkpoint instead of random ones")
+
+    def resolved_model(self) -> ModelConfig:
+        """The model to train: the given one, or the preset's."""
+        return self.model if self.model is not None else preset(self.preset)
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.preset not in PRESETS:
+            found.append(f"preset is {self.preset!r}, expected one of {', '.join(PRESETS)}")
+        if self.model is not None:
+            found += self.model.problems()
+        if not isinstance(self.data, str) or not self.data:
+            found.append(f"data is {self.data!r}, expected a corpus or a source of text")
+        if self.steps is not None and self.minutes is not None:
+            found.append(f"steps is {self.steps} and minutes is {self.minutes}, expected one of them")
+        found += _integers(self, ("batch_rows", "evaluate_tokens", "keep"), 1)
+        found += _integers(self, ("seed", "sample_tokens"), 0)
+        for name in ("steps", "stop_after", "micro_rows", "evaluate_every", "save_every", "threads"):
+            if getattr(self, name) is not None:
+                found += _integers(self, (name,), 1)
+        for name in ("minutes", "clip"):
+            if getattr(self, name) is not None:
+                found += _numbers(self, (name,), 0.0, above=True)
+        found += _numbers(self, ("muon_rate", "adam_rate", "weight_decay"), 0.0)
+        found += _shares(self, ("muon_momentum", "adam_beta1", "adam_beta2", "dropout", "warmup", "decay"))
+        found += _choices(
+            self,
+            device=("auto", "cpu", "cuda", "mps"),
+            precision=("auto", "float32", "bfloat16", "float64"),
+            compile=("auto", "yes", "no"),
+        )
+        found += _booleans(self, ("tensorboard",))
+        if not found and self.warmup + self.decay > 1:
+            found.append(f"warmup + decay is {self.warmup + self.decay:g}, expected at most 1")
+        if not found and self.micro_rows is not None and self.batch_rows % self.micro_rows:
+            found.append(f"micro_rows is {self.micro_rows}, expected a divisor of batch_rows ({self.batch_rows})")
+        return found
+
+
+@dataclass(frozen=True)
+class GenerateConfig(Checked):
+    """How ids are drawn and when a generation ends."""
+
+    max_tokens: int = option(512, "limit of sampled tokens, the boundary included")
+    stop: tuple[str, ...] = option((), "strings that end the generation; not part of the text")
+    temperature: float = option(0.8, "0 takes the most probable token; 1 leaves the model's distribution as it is")
+    top_k: int = option(0, "draw from the k most probable tokens; 0: from all")
+    top_p: float = option(1.0, "draw from the smallest set of tokens that holds this share of probability")
+    min_p: float = option(0.0, "draw from tokens at least this share as probable as the best")
+    seed: int = option(0, "the k-th draw depends on the seed and on k only")
+    valid_utf8: bool = option(False, "never draw a byte that cannot continue well-formed UTF-8 (changes the distribution)")
+
+    def problems(self) -> list[str]:
+        found = _integers(self, ("max_tokens", "top_k", "seed"), 0)
+        found += _numbers(self, ("temperature",), 0.0)
+        found += _booleans(self, ("valid_utf8",))
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+            found.append(f"top_p is {self.top_p!r}, expected a share above 0 and up to 1")
+        if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
+            found.append(f"min_p is {self.min_p!r}, expected a share from 0 to 1")
+        if not isinstance(self.stop, tuple) or not all(isinstance(word, str) and word for word in self.stop):
+            found.append(f"stop is {self.stop!r}, expected strings that are not empty")
+        return found
+
+
+def _integers(config: object, names: tuple[str, ...], least: int) -> list[str]:
+    found = []
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            found.append(f"{name} is {value!r}, expected an integer")
+        elif value < least:
+            found.append(f"{name} is {value}, expected at least {least}")
+    return found
+
+
+def _numbers(config: object, names: tuple[str, ...], least: float, above: bool = False) -> list[str]:
+    found = []
+    for name in names:
+        value = getattr(config, name)
+        if not _is_number(value):
+            found.append(f"{name} is {value!r}, expected a finite number")
+        elif value < least or (above and value == least):
+            found.append(f"{name} is {value:g}, expected {'above' if above else 'at least'} {least:g}")
+    return found
+
+
+def _shares(config: object, names: tuple[str, ...]) -> list[str]:
+    values = ((name, getattr(config, name)) for name in names)
+    return [
+        f"{name} is {value!r}, expected a number from 0 to below 1"
+        for name, value in values
+        if not _is_number(value) or not 0 <= value < 1
+    ]
+
+
+def _choices(config: object, **choices: tuple[str, ...]) -> list[str]:
+    return [
+        f"{name} is {getattr(config, name)!r}, expected one of {', '.join(allowed)}"
+        for name, allowed in choices.items()
+        if getattr(config, name) not in allowed
+    ]
+
+
+def _booleans(config: object, names: tuple[str, ...]) -> list[str]:
+    return [
+        f"{name} is {getattr(config, name)!r}, expected true or false"
+        for name in names
+        if not isinstance(getattr(config, name), bool)
+    ]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,58 @@
+"""A shape is a contract: every public border states the shape that it takes and checks it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tinylm.errors import ShapeError
+
+
+class HasShape(Protocol):
+    """What check_shape needs of an array or tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> object: ...
+
+
+KINDS = {
+    "integer": ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    "float": ("float16", "bfloat16", "float32", "float64"),
+    "bool": ("bool",),
+}
+
+
+def check_shape(
+    value: HasShape, pattern: str, *, name: str, kind: str | None = None, **sizes: int
+) -> dict[str, int]:
+    """Check an array or tensor against a pattern of shape letters, such as "B T D".
+
+    Each letter binds to the size found there (letters bound by `sizes` must match), the same letter
+    twice means equal sizes, a number in the pattern is that number. `kind` is "integer", "float" or
+    "bool". Returns the bound sizes. Raises ShapeError naming the axis, expected and found.
+    """
+    letters = pattern.split()
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        raise ShapeError(f"{name}: expected an array [{', '.join(letters)}], found {type(value).__name__}")
+    found = tuple(int(size) for size in shape)
+    expected = f"[{', '.join(f'{x}={sizes[x]}' if x in sizes else x for x in letters)}]"
+    if len(found) != len(letters):
+        raise ShapeError(
+            f"{name}: expected {len(letters)} axes {expected}, found {len(found)} axes {list(found)}"
+        )
+    bound = dict(sizes)
+    for axis, (letter, size) in enumerate(zip(letters, found, strict=True)):
+        want = int(letter) if letter.isdigit() else bound.setdefault(letter, size)
+        if want != size:
+            raise ShapeError(
+                f"{name}: axis {axis} ({letter}) is {size}, expected {want}; "
+                f"shape {list(found)}, expected {expected}"
+            )
+    if kind is not None:
+        dtype = str(value.dtype).removeprefix("torch.")
+        if dtype not in KINDS[kind]:
+            raise ShapeError(f"{name}: expected {kind} values, found dtype {dtype}")
+    return bound

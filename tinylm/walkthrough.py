@@ -1,0 +1,216 @@
+"""The shape of a stage: question, hypothesis, experiment, what went otherwise, costs, proof, next, check.
+
+A stage file holds one `Stage` (what is said before the numbers) and one function that takes a `Lab`
+(what is said with them); this room prints, measures nothing, and decides PASS or FAIL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+import tempfile
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+WIDTH = 110
+INDENT = 12
+MARKER = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)[ %\w*`]*<!--=(\w+)-->")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number that the stage's page may quote: exact, unless a tolerance is stated."""
+
+    number: float
+    tolerance: float = 0.0
+
+
+@dataclass
+class Lab:
+    """What an experiment says. `quick` asks for the 10-second form, `device` is where tensors live."""
+
+    quick: bool = False
+    device: str = "cpu"
+    values: dict[str, Value] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
+
+    def value(self, name: str, number: float, tolerance: float = 0.0) -> float:
+        """Register a number under the name by which the page marks it; returns the number."""
+        self.values[name] = Value(float(number), tolerance)
+        return number
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print a table; numbers are aligned to the right."""
+        self.said.add("table")
+        print(textwrap.indent(render_table(headers, rows), " " * INDENT))
+
+    def note(self, text: str) -> None:
+        """Print a line of the experiment."""
+        print(textwrap.indent(text, " " * INDENT))
+
+    def figure(self, draw: Callable[[], Path]) -> None:
+        """Call `draw`, which makes a picture with matplotlib; skipped in one line where that is missing."""
+        try:
+            import matplotlib  # noqa: F401, PLC0415
+        except ImportError:
+            _part("figure", "skipped: matplotlib is not installed")
+            return
+        _part("figure", str(draw()))
+
+    def otherwise(self, text: str) -> None:
+        """What went otherwise than one would expect."""
+        self._say("otherwise", text)
+
+    def costs(self, text: str) -> None:
+        """What it costs, and how far a mistake here reaches."""
+        self._say("costs", text)
+
+    def proves(self, text: str, does_not_prove: str) -> None:
+        """What the numbers prove, and what they do not."""
+        self._say("proves", text)
+        _part("not proved", does_not_prove)
+
+    def check(self, name: str, passed: bool) -> None:
+        """One part of the sanity check; a part that fails is named and fails the stage."""
+        self.said.add("check")
+        if not passed:
+            self.failures.append(name)
+
+    def _say(self, label: str, text: str) -> None:
+        self.said.add(label)
+        _part(label, text)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage says before its numbers, and the question that it leaves."""
+
+    number: int
+    title: str
+    question: str
+    hypothesis: str
+    experiment: str
+    next: str
+
+    def main(self, experiment: Callable[[Lab], None], arguments: Sequence[str] | None = None) -> int:
+        """Run the stage as a program: prints it, returns 0 after PASS and 1 after FAIL."""
+        utf8_output()
+        parser = argparse.ArgumentParser(description=f"stage {self.number:02d}: {self.question}")
+        parser.add_argument("--quick", action="store_true", help="the 10-second form")
+        parser.add_argument("--device", default="cpu", help="where tensors live: cpu (default) or cuda")
+        parser.add_argument("--check-page", type=Path, metavar="PAGE", help="compare a page's numbers with this run")
+        options = parser.parse_args(arguments)
+        lab = Lab(quick=options.quick, device=options.device)
+        print(f"stage {self.number:02d} · {self.title}")
+        _part("question", self.question)
+        _part("hypothesis", self.hypothesis)
+        _part("experiment", self.experiment)
+        experiment(lab)
+        _part("next", self.next)
+        failures = lab.failures + [
+            f"the stage said nothing under {label!r}"
+            for label in ("table", "otherwise", "costs", "proves", "check")
+            if label not in lab.said
+        ]
+        if options.check_page is not None:
+            problems, quoted = check_page(options.check_page.read_text(encoding="utf-8"), lab.values)
+            failures += [f"{options.check_page.name}: {problem}" for problem in problems]
+            _part("page", f"{quoted} numbers compared with this run, {len(problems)} differ")
+        for failure in failures:
+            _part("failed", failure)
+        print(f"sanity check: {'FAIL' if failures else 'PASS'}")
+        return 1 if failures else 0
+
+
+def check_page(text: str, values: dict[str, Value]) -> tuple[list[str], int]:
+    """Compare the numbers that a page marks, as in `8.006<!--=uniform-->`, with those of a run.
+
+    A number agrees if it is within the value's tolerance, or within half a unit of its own last digit.
+    Returns the problems and how many numbers were compared; a page that marks none is a problem.
+    """
+    problems, marked = [], MARKER.findall(text)
+    if text.count("<!--=") != len(marked):
+        problems.append(f"{text.count('<!--=') - len(marked)} markers do not follow a number")
+    for quoted, name in marked:
+        if name not in values:
+            problems.append(f"marks {name!r}, which the stage does not measure")
+            continue
+        digits = len(quoted.partition(".")[2])
+        allowed = max(values[name].tolerance, 0.5 * 10.0**-digits if digits else 0.0) * (1 + 1e-9)
+        if not abs(float(quoted.replace(",", "")) - values[name].number) <= allowed:
+            problems.append(f"{name} is quoted as {quoted}, this run gives {values[name].number:.6g}")
+    if not marked:
+        problems.append("marks no number")
+    return problems, len(marked)
+
+
+def render_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in box-drawing characters; columns that hold only numbers are aligned to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    columns = list(zip(headers, *cells, strict=True))
+    widths = [max(map(display_width, column)) for column in columns]
+    right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
+
+    def line(left: str, middle: str, end: str) -> str:
+        return left + middle.join("─" * (width + 2) for width in widths) + end
+
+    def row_text(row: Sequence[str], align: bool) -> str:
+        padded = [
+            " " * (width - display_width(text)) + text
+            if align and right[i]
+            else text + " " * (width - display_width(text))
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "│ " + " │ ".join(padded) + " │"
+
+    body = [row_text(row, True) for row in cells]
+    return "\n".join(
+        [line("┌", "┬", "┐"), row_text(headers, False), line("├", "┼", "┤"), *body, line("└", "┴", "┘")]
+    )
+
+
+def display_width(text: str) -> int:
+    """Columns that a terminal uses for a text: two for wide characters, none for combining marks."""
+    width = 0
+    for character in text:
+        if unicodedata.combining(character) or unicodedata.category(character) in ("Cf", "Me", "Mn"):
+            continue
+        width += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return width
+
+
+def utf8_output() -> None:
+    """Make standard output and error UTF-8, whatever the locale says."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """A temporary folder for a stage's files, removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="tinylm-stage-", ignore_cleanup_errors=os.name == "nt") as folder:
+        yield Path(folder)
+
+
+def _part(label: str, text: str) -> None:
+    lines = textwrap.wrap(" ".join(text.split()), WIDTH - INDENT, break_on_hyphens=False)
+    print(f"{label:<{INDENT}}" + f"\n{' ' * INDENT}".join(lines))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return str(value)
