@@ -7,11 +7,13 @@ with all of them at once.
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, Self, get_args, get_type_hints
 
+from tinylm import files
 from tinylm.errors import ConfigError
 
 Policy = Literal["cross", "reset"]
@@ -24,6 +26,7 @@ def option(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
+@dataclass(frozen=True)
 class Checked:
     """What all configurations share: problems(), check(), and a strict way back from JSON."""
 
@@ -42,24 +45,29 @@ class Checked:
     def from_dict(cls, values: object, where: str) -> Self:
         """A configuration from parsed JSON; unknown, missing and wrongly typed keys raise ConfigError."""
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{where}: expected an object with the options of {cls.__name__}, found {values!r}")
-        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+            raise ConfigError(
+                f"{where}: expected an object with the options of {cls.__name__}, found {values!r}"
+            )
+        names = [field.name for field in dataclasses.fields(cls)]
         hints = get_type_hints(cls)
-        problems = [f"{where}: unknown option {name!r}" for name in values if name not in fields]
+        problems = [f"{where}: unknown option {name!r}" for name in values if name not in names]
+        problems += [f"{where}: option {name!r} is missing" for name in names if name not in values]
         arguments: dict[str, Any] = {}
-        for name in fields:
-            if name not in values:
-                problems.append(f"{where}: option {name!r} is missing")
-                continue
-            value = values[name]
-            if isinstance(hints[name], type) and issubclass(hints[name], Checked):
-                value = hints[name].from_dict(value, f"{where}.{name}")
-            elif isinstance(value, list):
-                value = tuple(value)
-            arguments[name] = value
+        for name in names:
+            value = values.get(name)
+            nested = _nested(hints[name])
+            if nested is not None and isinstance(value, Mapping):
+                try:
+                    value = nested.from_dict(value, f"{where}.{name}")
+                except ConfigError as error:
+                    problems.append(str(error))
+            arguments[name] = tuple(value) if isinstance(value, list) else value
         if problems:
             raise ConfigError("; ".join(problems))
-        return cls(**arguments).check()
+        config = cls(**arguments)
+        if found := config.problems():
+            raise ConfigError("; ".join(f"{where}: {problem}" for problem in found))
+        return config
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,9 @@ class ModelConfig(Checked):
     kv_heads: int = option(4, "key/value heads; divides heads")
     head_size: int = option(32, "size of one head")
     window: int = option(256, "tokens that one row sees")
-    policy: Policy = option("cross", "whether attention reads across documents: cross (yes) or reset (one document a row)")
+    policy: Policy = option(
+        "cross", "whether attention reads across documents: cross (yes) or reset (one document a row)"
+    )
     rope_theta: float = option(10_000.0, "base of the rotary position embedding")
     norm_eps: float = option(1e-6, "epsilon of RMSNorm")
     tied: bool = option(False, "use the embedding as the head")
@@ -84,18 +94,19 @@ class ModelConfig(Checked):
         found += _numbers(self, ("rope_theta", "norm_eps"), 0.0, above=True)
         found += _choices(self, policy=("cross", "reset"))
         found += _booleans(self, ("tied",))
-        if found:
-            return found
+        combined = []
         for name in ("width", "mlp_width"):
-            if getattr(self, name) % 32:
-                found.append(f"{name} is {getattr(self, name)}, expected a multiple of 32")
-        if self.head_size * self.heads % 32 or self.head_size * self.kv_heads % 32:
-            found.append(f"heads x head_size is {self.heads} x {self.head_size}, expected a multiple of 32")
-        if self.head_size % 2:
-            found.append(f"head_size is {self.head_size}, expected an even number (RoPE turns pairs)")
-        if self.heads % self.kv_heads:
-            found.append(f"kv_heads is {self.kv_heads}, expected a divisor of heads ({self.heads})")
-        return found
+            if _fine(found, name) and getattr(self, name) % 32:
+                combined.append(f"{name} is {getattr(self, name)}, expected a multiple of 32")
+        for name in ("heads", "kv_heads"):
+            if _fine(found, name, "head_size") and getattr(self, name) * self.head_size % 32:
+                sizes = f"{getattr(self, name)} x {self.head_size}"
+                combined.append(f"{name} x head_size is {sizes}, expected a multiple of 32")
+        if _fine(found, "head_size") and self.head_size % 2:
+            combined.append(f"head_size is {self.head_size}, expected an even number (RoPE turns pairs)")
+        if _fine(found, "heads", "kv_heads") and self.heads % self.kv_heads:
+            combined.append(f"kv_heads is {self.kv_heads}, expected a divisor of heads ({self.heads})")
+        return found + combined
 
 
 PRESETS: dict[str, ModelConfig] = {
@@ -103,7 +114,9 @@ PRESETS: dict[str, ModelConfig] = {
     "micro": ModelConfig(width=256, mlp_width=672, heads=8, kv_heads=8),
     "mini": ModelConfig(layers=6, width=384, mlp_width=1024, heads=6, kv_heads=6, head_size=64, window=512),
     "small": ModelConfig(layers=8, width=512, mlp_width=1376, heads=8, kv_heads=8, head_size=64, window=1024),
-    "base": ModelConfig(layers=12, width=768, mlp_width=2048, heads=12, kv_heads=12, head_size=64, window=2048),
+    "base": ModelConfig(
+        layers=12, width=768, mlp_width=2048, heads=12, kv_heads=12, head_size=64, window=2048
+    ),
 }
 
 
@@ -118,8 +131,13 @@ def preset(name: str) -> ModelConfig:
 class CorpusConfig(Checked):
     """How sources become documents, and how much of them is too much."""
 
-    field: str | None = option(None, "field of a JSON line that holds the text (default: text); with it, standard input is read as JSON Lines")
-    split_on: str | None = option(None, "a line that separates documents inside one file; the line itself is dropped")
+    field: str | None = option(
+        None,
+        "field of a JSON line that holds the text (default: text); with it, standard input is JSON Lines",
+    )
+    split_on: str | None = option(
+        None, "a line that separates documents inside one file; the line itself is dropped"
+    )
     validation: float = option(0.1, "share of the text that is held out, by documents")
     max_documents: int = option(5_000_000, "limit: documents")
     max_characters: int = option(2_000_000_000, "limit: characters, before encoding")
@@ -132,9 +150,9 @@ class CorpusConfig(Checked):
         found += _booleans(self, ("truncate",))
         if not _is_number(self.validation) or not 0 < self.validation <= 0.5:
             found.append(f"validation is {self.validation!r}, expected a share above 0 and up to 0.5")
-        if self.field is not None and not self.field:
-            found.append("field is empty, expected the name of a field such as text")
-        if self.split_on is not None and (not self.split_on or "\n" in self.split_on or "\r" in self.split_on):
+        if self.field is not None and not _is_text(self.field):
+            found.append(f"field is {self.field!r}, expected the name of a field such as text")
+        if self.split_on is not None and (not _is_text(self.split_on) or set(self.split_on) & {"\n", "\r"}):
             found.append(f"split_on is {self.split_on!r}, expected one line that is not empty")
         return found
 
@@ -143,13 +161,21 @@ class CorpusConfig(Checked):
 class TrainConfig(Checked):
     """One training run: a run is a function of this, the corpus and the seed."""
 
-    data: str = dataclasses.field(metadata={"help": "a corpus folder, or any source of text (a corpus is built from it first)"})
+    data: str = dataclasses.field(
+        metadata={"help": "a corpus folder, or any source of text (a corpus is built from it first)"}
+    )
     out: str | None = option(None, "folder of the run (default: checkpoints/NAME-PRESET); must not exist")
-    preset: str = option("nano", "model preset: nano, micro, mini, small or base; the model's own flags override it")
+    preset: str = option(
+        "nano", "model preset: nano, micro, mini, small or base; the model's own flags override it"
+    )
     model: ModelConfig | None = option(None, "the model; None stands for the preset's")
     steps: int | None = option(None, "optimizer steps")
-    minutes: float | None = option(None, "train about this long instead of a number of steps (default: 3 minutes)")
-    stop_after: int | None = option(None, "stop and save after this step, as if interrupted; --resume goes on")
+    minutes: float | None = option(
+        None, "train about this long instead of a number of steps (default: 3 minutes)"
+    )
+    stop_after: int | None = option(
+        None, "stop and save after this step, as if interrupted; --resume goes on"
+    )
     batch_rows: int = option(16, "rows per optimizer step")
     micro_rows: int | None = option(None, "rows per forward pass; None: as many as memory takes")
     seed: int = option(0, "seed of weights, row order and dropout")
@@ -164,7 +190,9 @@ class TrainConfig(Checked):
     clip: float | None = option(None, "clip the norm of all gradients to this; None: never")
     dropout: float = option(0.0, "dropout of the residual branches")
     evaluate_every: int | None = option(None, "steps between evaluations; None: eight in a run")
-    evaluate_tokens: int = option(65_536, "held-out tokens that evaluations during the run read; the last one reads all")
+    evaluate_tokens: int = option(
+        65_536, "held-out tokens that evaluations during the run read; the last one reads all"
+    )
     save_every: int | None = option(None, "steps between checkpoints; None: at each evaluation")
     keep: int = option(2, "checkpoints to keep")
     sample_tokens: int = option(120, "length of the sample shown at each evaluation; 0: none")
@@ -181,16 +209,22 @@ class TrainConfig(Checked):
 
     def problems(self) -> list[str]:
         found = []
-        if self.preset not in PRESETS:
+        if not isinstance(self.preset, str) or self.preset not in PRESETS:
             found.append(f"preset is {self.preset!r}, expected one of {', '.join(PRESETS)}")
-        if self.model is not None:
-            found += self.model.problems()
-        if not isinstance(self.data, str) or not self.data:
+        if isinstance(self.model, ModelConfig):
+            found += [f"model.{problem}" for problem in self.model.problems()]
+        elif self.model is not None:
+            found.append(f"model is {self.model!r}, expected the options of a model")
+        if not _is_text(self.data):
             found.append(f"data is {self.data!r}, expected a corpus or a source of text")
+        for name in ("out", "init"):
+            if getattr(self, name) is not None and not _is_text(getattr(self, name)):
+                found.append(f"{name} is {getattr(self, name)!r}, expected a path")
         if self.steps is not None and self.minutes is not None:
             found.append(f"steps is {self.steps} and minutes is {self.minutes}, expected one of them")
         found += _integers(self, ("batch_rows", "evaluate_tokens", "keep"), 1)
-        found += _integers(self, ("seed", "sample_tokens"), 0)
+        found += _integers(self, ("sample_tokens",), 0)
+        found += _seed(self)
         for name in ("steps", "stop_after", "micro_rows", "evaluate_every", "save_every", "threads"):
             if getattr(self, name) is not None:
                 found += _integers(self, (name,), 1)
@@ -206,10 +240,12 @@ class TrainConfig(Checked):
             compile=("auto", "yes", "no"),
         )
         found += _booleans(self, ("tensorboard",))
-        if not found and self.warmup + self.decay > 1:
+        if _fine(found, "warmup", "decay") and self.warmup + self.decay > 1:
             found.append(f"warmup + decay is {self.warmup + self.decay:g}, expected at most 1")
-        if not found and self.micro_rows is not None and self.batch_rows % self.micro_rows:
-            found.append(f"micro_rows is {self.micro_rows}, expected a divisor of batch_rows ({self.batch_rows})")
+        if _fine(found, "batch_rows", "micro_rows") and self.batch_rows % (self.micro_rows or 1):
+            found.append(
+                f"micro_rows is {self.micro_rows}, expected a divisor of batch_rows ({self.batch_rows})"
+            )
         return found
 
 
@@ -219,24 +255,83 @@ class GenerateConfig(Checked):
 
     max_tokens: int = option(512, "limit of sampled tokens, the boundary included")
     stop: tuple[str, ...] = option((), "strings that end the generation; not part of the text")
-    temperature: float = option(0.8, "0 takes the most probable token; 1 leaves the model's distribution as it is")
+    temperature: float = option(
+        0.8, "0 takes the most probable token; 1 leaves the model's distribution as it is"
+    )
     top_k: int = option(0, "draw from the k most probable tokens; 0: from all")
     top_p: float = option(1.0, "draw from the smallest set of tokens that holds this share of probability")
     min_p: float = option(0.0, "draw from tokens at least this share as probable as the best")
     seed: int = option(0, "the k-th draw depends on the seed and on k only")
-    valid_utf8: bool = option(False, "never draw a byte that cannot continue well-formed UTF-8 (changes the distribution)")
+    valid_utf8: bool = option(
+        False, "never draw a byte that cannot continue well-formed UTF-8 (changes the distribution)"
+    )
 
     def problems(self) -> list[str]:
-        found = _integers(self, ("max_tokens", "top_k", "seed"), 0)
+        found = _integers(self, ("max_tokens", "top_k"), 0)
+        found += _seed(self)
         found += _numbers(self, ("temperature",), 0.0)
         found += _booleans(self, ("valid_utf8",))
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             found.append(f"top_p is {self.top_p!r}, expected a share above 0 and up to 1")
         if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
             found.append(f"min_p is {self.min_p!r}, expected a share from 0 to 1")
-        if not isinstance(self.stop, tuple) or not all(isinstance(word, str) and word for word in self.stop):
+        if not isinstance(self.stop, tuple) or not all(map(_is_text, self.stop)):
             found.append(f"stop is {self.stop!r}, expected strings that are not empty")
         return found
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(Checked):
+    """How a checkpoint is measured."""
+
+    rows: int = option(32, "rows per forward pass; changes the speed, not the result")
+    ladder: bool = option(True, "also show what counting and compressors reach on the same split")
+    json: bool = option(False, "print one JSON object instead of tables")
+    device: Device = option("auto", "auto takes CUDA, then MPS, then the CPU")
+
+    def problems(self) -> list[str]:
+        found = _integers(self, ("rows",), 1) + _booleans(self, ("ladder", "json"))
+        return found + _choices(self, device=("auto", "cpu", "cuda", "mps"))
+
+
+@dataclass(frozen=True)
+class QuickstartConfig(Checked):
+    """The main job on real text, once through."""
+
+    quick: bool = option(False, "the form of a few seconds: less text, few steps")
+    minutes: float = option(2.0, "how long to train")
+    seed: int = option(0, "seed of weights, row order and samples")
+
+    def problems(self) -> list[str]:
+        return _booleans(self, ("quick",)) + _numbers(self, ("minutes",), 0.0, above=True) + _seed(self)
+
+
+def _nested(hint: Any) -> type[Checked] | None:
+    """The configuration in a type such as ModelConfig or ModelConfig | None."""
+    for kind in (hint, *get_args(hint)):
+        if isinstance(kind, type) and issubclass(kind, Checked):
+            return kind
+    return None
+
+
+@dataclass(frozen=True)
+class Nothing(Checked):
+    """The options of a command that has none."""
+
+    def problems(self) -> list[str]:
+        return []
+
+
+def read_run_config(path: str) -> TrainConfig:
+    """The configuration of a run.json, for another run: its place is not taken over."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"config {path}: {error.strerror}; expected the run.json of a run") from None
+    content = files.parse_json(data, path, ConfigError)
+    if not isinstance(content, dict) or "config" not in content:
+        raise ConfigError(f"config {path}: holds no 'config'; expected the run.json of a run")
+    return dataclasses.replace(TrainConfig.from_dict(content["config"], path), out=None, stop_after=None)
 
 
 def _integers(config: object, names: tuple[str, ...], least: int) -> list[str]:
@@ -258,6 +353,14 @@ def _numbers(config: object, names: tuple[str, ...], least: float, above: bool =
             found.append(f"{name} is {value!r}, expected a finite number")
         elif value < least or (above and value == least):
             found.append(f"{name} is {value:g}, expected {'above' if above else 'at least'} {least:g}")
+    return found
+
+
+def _seed(config: TrainConfig | GenerateConfig | QuickstartConfig) -> list[str]:
+    # torch.Generator takes 64 bits; a larger seed would wrap or fail long after the check.
+    found = _integers(config, ("seed",), 0)
+    if not found and config.seed >= 2**63:
+        found.append(f"seed is {config.seed}, expected below 2**63")
     return found
 
 
@@ -286,5 +389,18 @@ def _booleans(config: object, names: tuple[str, ...]) -> list[str]:
     ]
 
 
+def _fine(found: list[str], *names: str) -> bool:
+    """Whether no problem so far begins with one of these options (so that they can be combined)."""
+    return not any(problem.partition(" ")[0] in names for problem in found)
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max  # false for NaN, and exact for integers of any size
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -30,8 +31,8 @@ def write_atomic(path: str | os.PathLike[str], data: Data) -> str:
     path = Path(path)
     temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(6)}")
     try:
-        digest = write_new(temporary, data)
-        with named(path):
+        with named(path, instead_of=temporary):
+            digest = write_new(temporary, data)
             os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -58,7 +59,10 @@ def write_all(file: IO[bytes], data: Data) -> None:
     """Write every byte to an unbuffered file, however few the system takes at a time."""
     view = memoryview(data).cast("B")
     while view:
-        view = view[file.write(view) or 0 :]
+        written = file.write(view)
+        if not written:
+            raise OSError(errno.EIO, "the system took none of the bytes to write")
+        view = view[written:]
 
 
 @contextlib.contextmanager
@@ -69,37 +73,46 @@ def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterat
     then the old folder gives way only when the new one is complete.
     """
     path = Path(path)
-    if path.exists() and not replace:
+    if path.exists() and not (replace and path.is_dir()):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    with named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(6)}")
+    missing = [folder for folder in path.parents if not folder.exists()]
     try:
-        with named(temporary):
-            temporary.mkdir()
+        with named(path, instead_of=temporary):
+            temporary.mkdir(parents=True)
         yield temporary
-        for file in sorted(temporary.rglob("*")):
-            if file.is_file():
-                sync_file(file)
+        for entry in sorted(temporary.rglob("*")):
+            if entry.is_dir():
+                sync_folder(entry)
+            elif entry.is_file():
+                sync_file(entry)
         sync_folder(temporary)
         _take_name(temporary, path, replace)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for folder in missing:
+                folder.rmdir()
         raise
-    sync_folder(path.parent)
+    for folder in (path, *missing):
+        sync_folder(folder.parent)
 
 
 def _take_name(temporary: Path, path: Path, replace: bool) -> None:
-    with named(path):
+    with named(path, instead_of=temporary):
         if not replace or not path.exists():
             os.rename(temporary, path)
             return
         aside = path.with_name(f".old-{path.name}-{secrets.token_hex(6)}")
-        os.rename(path, aside)
         try:
+            os.rename(path, aside)
             os.rename(temporary, path)
-        except OSError:
-            os.rename(aside, path)
+            sync_folder(path.parent)
+        except BaseException:
+            if aside.exists():
+                if path.exists():
+                    os.rename(path, temporary)
+                os.rename(aside, path)
             raise
     shutil.rmtree(aside, ignore_errors=True)
 
@@ -123,12 +136,15 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Give every OSError raised inside a file name (those of write and fsync carry none)."""
+def named(path: str | os.PathLike[str], *, instead_of: Path | None = None) -> Iterator[None]:
+    """Give every OSError raised inside a file name: those of write and fsync carry none.
+
+    An error about the temporary file `instead_of` is given the name that the user knows.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename is not None:
+        if error.errno is None or error.filename not in (None, str(instead_of)):
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
@@ -141,39 +157,48 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
 
 def canonical_json(value: object) -> bytes:
     """One byte string per value: sorted keys, no spaces, ASCII, no NaN."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    ).encode("ascii")
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.encode("ascii")
 
 
 def readable_json(value: object) -> bytes:
     """JSON for people and tools: indented, sorted, ASCII, a final newline."""
-    return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
+    text = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False)
+    return text.encode("ascii") + b"\n"
 
 
 def parse_json(data: bytes | str, where: str, error: Callable[[str], TinylmError] = CheckpointError) -> Any:
-    """Parse JSON strictly: duplicate keys, NaN, infinities and ill-formed UTF-8 raise `error`, naming `where`."""
+    """Parse JSON strictly; raises `error`, naming `where`.
+
+    Refused: duplicate keys, NaN and infinities (also 1e999), ill-formed UTF-8, anything after the value.
+    """
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(items)
-        if len(result) != len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise error(f"{where}: the key {twice!r} stands there twice; write it once")
+        result: dict[str, Any] = {}
+        for key, value in items:
+            if key in result:
+                raise error(f"{where}: the key {key!r} stands there twice; write it once")
+            result[key] = value
         return result
 
-    def constant(name: str) -> Any:
-        raise error(f"{where}: {name} is not JSON; expected a finite number")
+    def number(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise error(f"{where}: {text[:40]} is not a number that JSON can hold; expected a finite number")
+        return value
 
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
-        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        return json.loads(text, object_pairs_hook=pairs, parse_float=number, parse_constant=number)
+    except TinylmError:
+        raise
     except UnicodeDecodeError as problem:
         raise error(f"{where}: byte {problem.start} is not well-formed UTF-8; JSON is UTF-8") from None
     except json.JSONDecodeError as problem:
-        raise error(
-            f"{where}: not valid JSON ({problem.msg} at line {problem.lineno}, column {problem.colno})"
-        ) from None
+        place = f"line {problem.lineno}, column {problem.colno}"
+        raise error(f"{where}: not valid JSON ({problem.msg} at {place})") from None
+    except ValueError:
+        raise error(f"{where}: an integer of thousands of digits; expected numbers of 64 bits") from None
     except RecursionError:
         raise error(f"{where}: JSON nested too deeply; expected a flat object") from None
 
@@ -186,4 +211,5 @@ def seal(value: dict[str, Any]) -> dict[str, Any]:
 
 def is_sealed(value: dict[str, Any]) -> bool:
     """Whether `digest` is that of everything else."""
-    return value.get("digest") == seal(value)["digest"]
+    digest: object = seal(value)["digest"]
+    return value.get("digest") == digest

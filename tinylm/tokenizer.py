@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,12 @@ def decode_document(ids: Ids) -> str:
             f"a document begins and ends with {DOC_BOUNDARY}, found {_ends(array)}; "
             "use decode_text for ids without boundaries"
         )
+    inner = np.flatnonzero(array[1:-1] == DOC_BOUNDARY)
+    if inner.size:
+        raise ContractError(
+            f"position {int(inner[0]) + 1}: a boundary inside the document; split the ids there, "
+            "or use debug_decode to look at them"
+        )
     return decode_text(array[1:-1])
 
 
@@ -80,9 +86,8 @@ def debug_decode(ids: Ids) -> str:
     """Ids for human eyes only: boundaries as `<|doc|>`, ill-formed bytes as U+FFFD. Not reversible."""
     array = check_ids(ids)
     pieces = np.split(array, np.flatnonzero(array == DOC_BOUNDARY))
-    shown = [pieces[0].astype(np.uint8).tobytes().decode("utf-8", "replace")]
-    shown.extend("<|doc|>" + piece[1:].astype(np.uint8).tobytes().decode("utf-8", "replace") for piece in pieces[1:])
-    return "".join(shown)
+    documents = [pieces[0], *(piece[1:] for piece in pieces[1:])]
+    return "<|doc|>".join(piece.astype(np.uint8).tobytes().decode("utf-8", "replace") for piece in documents)
 
 
 def check_ids(ids: Ids, where: str = "ids") -> Uint16Array:
@@ -91,26 +96,24 @@ def check_ids(ids: Ids, where: str = "ids") -> Uint16Array:
     Takes Python ints, or an integer array or tensor of one axis. Nothing wraps: 2**40, -1, 3.0, True
     and text are refused.
     """
-    if isinstance(ids, str | bytes | bytearray):
-        raise ContractError(f"{where}: expected integers 0..{DOC_BOUNDARY}, found {type(ids).__name__}")
     if hasattr(ids, "__array__"):
-        array = np.asarray(ids)
+        array = _as_array(ids, where)
         if array.dtype.kind not in "iu":
             raise ContractError(f"{where}: expected an integer array, found dtype {array.dtype}")
         if array.ndim != 1:
             raise ContractError(f"{where}: expected one axis [T], found shape {list(array.shape)}")
+    elif isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
+        raise ContractError(f"{where}: expected integers 0..{DOC_BOUNDARY}, found {type(ids).__name__}")
     else:
         values = list(ids)
         for position, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            if isinstance(value, bool | np.timedelta64) or not isinstance(value, int | np.integer):
                 raise ContractError(
                     f"{where}: position {position} is {value!r} ({type(value).__name__}), "
                     f"expected an integer 0..{DOC_BOUNDARY}"
                 )
             if not 0 <= value <= DOC_BOUNDARY:
-                raise ContractError(
-                    f"{where}: position {position} is {value}, expected 0..{DOC_BOUNDARY}"
-                )
+                raise ContractError(f"{where}: position {position} is {value}, expected 0..{DOC_BOUNDARY}")
         array = np.array(values, dtype=np.int64)
     bad = np.flatnonzero((array < 0) | (array > DOC_BOUNDARY))
     if bad.size:
@@ -123,11 +126,16 @@ def check_ids(ids: Ids, where: str = "ids") -> Uint16Array:
 class Utf8Stream:
     """Decodes UTF-8 as bytes arrive: text comes out as soon as it is complete, at most 3 bytes are held.
 
-    With `errors="replace"`, bytes that can never become a character come out as U+FFFD at once; with
-    `errors="strict"` they raise ContractError naming the byte offset in the whole stream.
+    With `errors="replace"`, bytes that can never become a character come out as U+FFFD at once (ED A0..BF,
+    half of a surrogate, one byte later: so does CPython's decoder); with `errors="strict"` they raise
+    ContractError naming the byte offset in the whole stream, and a push that raises takes nothing.
     """
 
     def __init__(self, errors: Literal["strict", "replace"] = "strict") -> None:
+        if errors not in ("strict", "replace"):
+            raise ContractError(
+                f"errors is {errors!r}, expected strict or replace: no byte is dropped silently"
+            )
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
         self._seen = 0
 
@@ -167,6 +175,14 @@ def _utf8(text: str) -> bytes:
             f"character {error.start} is the lone surrogate U+{ord(text[error.start]):04X}, which has no "
             "UTF-8; decode the original bytes again instead of keeping halves of a pair"
         ) from None
+
+
+def _as_array(ids: Ids, where: str) -> npt.NDArray[Any]:
+    to_cpu = getattr(ids, "cpu", None)
+    try:
+        return np.asarray(ids if to_cpu is None else to_cpu())
+    except (TypeError, ValueError, RuntimeError) as error:  # a dtype without NumPy's equal, a gradient
+        raise ContractError(f"{where}: expected an integer array that NumPy can read: {error}") from None
 
 
 def _ends(array: Uint16Array) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 
 WIDTH = 110
 INDENT = 12
-MARKER = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)[ %\w*`]*<!--=(\w+)-->")
+MARKER = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)(?:[ %*`]|[^\W\d])*<!--=(\w+)-->")
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,7 @@ class Lab:
 
     def figure(self, draw: Callable[[], Path]) -> None:
         """Call `draw`, which makes a picture with matplotlib; skipped in one line where that is missing."""
-        try:
-            import matplotlib  # noqa: F401, PLC0415
-        except ImportError:
+        if importlib.util.find_spec("matplotlib") is None:
             _part("figure", "skipped: matplotlib is not installed")
             return
         _part("figure", str(draw()))
@@ -105,7 +104,9 @@ class Stage:
         parser = argparse.ArgumentParser(description=f"stage {self.number:02d}: {self.question}")
         parser.add_argument("--quick", action="store_true", help="the 10-second form")
         parser.add_argument("--device", default="cpu", help="where tensors live: cpu (default) or cuda")
-        parser.add_argument("--check-page", type=Path, metavar="PAGE", help="compare a page's numbers with this run")
+        parser.add_argument(
+            "--check-page", type=Path, metavar="PAGE", help="compare its numbers with this run"
+        )
         options = parser.parse_args(arguments)
         lab = Lab(quick=options.quick, device=options.device)
         print(f"stage {self.number:02d} · {self.title}")
@@ -156,7 +157,7 @@ def render_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     cells = [[_cell(value) for value in row] for row in rows]
     columns = list(zip(headers, *cells, strict=True))
     widths = [max(map(display_width, column)) for column in columns]
-    right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
+    right = [all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
 
     def line(left: str, middle: str, end: str) -> str:
         return left + middle.join("─" * (width + 2) for width in widths) + end
@@ -180,7 +181,8 @@ def display_width(text: str) -> int:
     """Columns that a terminal uses for a text: two for wide characters, none for combining marks."""
     width = 0
     for character in text:
-        if unicodedata.combining(character) or unicodedata.category(character) in ("Cf", "Me", "Mn"):
+        joins = unicodedata.category(character) in ("Cf", "Me", "Mn") or "\u1160" <= character <= "\u11ff"
+        if joins or unicodedata.combining(character):  # U+1160..11FF: vowels and finals of Hangul syllables
             continue
         width += 2 if unicodedata.east_asian_width(character) in "WF" else 1
     return width
@@ -204,6 +206,10 @@ def workspace() -> Iterator[Path]:
 def _part(label: str, text: str) -> None:
     lines = textwrap.wrap(" ".join(text.split()), WIDTH - INDENT, break_on_hyphens=False)
     print(f"{label:<{INDENT}}" + f"\n{' ' * INDENT}".join(lines))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _cell(value: object) -> str:

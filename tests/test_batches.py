@@ -1,0 +1,174 @@
+"""Rows, epochs and steps: what one training example is."""
+
+import unittest
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinylm.batches import IGNORED, Plan, gather, permute, rows_in_order
+from tinylm.contract import DOC_BOUNDARY
+from tinylm.corpus import Split
+from tinylm.errors import ConfigError, CorpusError
+
+documents_strategy = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12)
+
+
+def targets_of_epoch(plan: Plan, epoch: int) -> list[tuple[int, int]]:
+    """(position, token) of every target of an epoch, read row by row without the code under test."""
+    found = []
+    for index in range(plan.rows_of_epoch(epoch)):
+        starts, lengths = plan._rows_at(epoch, np.array([index]))
+        for offset in range(int(lengths[0])):
+            position = int(starts[0]) + offset + 1
+            found.append((position, int(plan.split.stream[position])))
+    return found
+
+
+class TestEpochs(unittest.TestCase):
+    @given(documents_strategy, st.sampled_from(["cross", "reset"]), st.integers(2, 33), st.integers(0, 3))
+    @settings(max_examples=80, deadline=None)
+    def test_every_token_is_a_target_exactly_once(self, documents, policy, window, epoch):
+        split = Split.of(documents)
+        found = targets_of_epoch(Plan(split, policy, window, 4, seed=7), epoch)
+        self.assertEqual(Counter(found), Counter(enumerate(split.stream.tolist()[1:], start=1)))
+
+    @given(documents_strategy, st.sampled_from(["cross", "reset"]), st.integers(2, 33))
+    @settings(max_examples=50, deadline=None)
+    def test_boundary_targets_equal_documents(self, documents, policy, window):
+        found = targets_of_epoch(Plan(Split.of(documents), policy, window, 4, seed=1), 0)
+        self.assertEqual(sum(token == DOC_BOUNDARY for _, token in found), len(documents))
+
+    def test_steps_take_the_rows_of_the_epochs_in_turn_and_drop_none(self):
+        split = Split.of([bytes(range(50)), b"xyz" * 9])
+        for policy in ("cross", "reset"):
+            plan = Plan(split, policy, 8, 3, seed=5)
+            rows = [plan._rows_at(epoch, np.arange(plan.rows_of_epoch(epoch))) for epoch in range(4)]
+            starts = np.concatenate([row[0] for row in rows])
+            lengths = np.concatenate([row[1] for row in rows])
+            for step in range(len(starts) // 3):
+                some_starts, some_lengths, _ = plan.rows(step)
+                np.testing.assert_array_equal(some_starts, starts[3 * step : 3 * step + 3])
+                np.testing.assert_array_equal(some_lengths, lengths[3 * step : 3 * step + 3])
+
+    def test_a_step_is_a_pure_function(self):
+        split = Split.of([bytes(range(200))] * 3)
+        for policy in ("cross", "reset"):
+            far_first = Plan(split, policy, 16, 5, seed=9)
+            far = far_first.batch(30)
+            in_turn = Plan(split, policy, 16, 5, seed=9)
+            for step in range(31):
+                near = in_turn.batch(step)
+            np.testing.assert_array_equal(far.inputs_BT, near.inputs_BT)
+            np.testing.assert_array_equal(far.targets_BT, near.targets_BT)
+
+    def test_order_and_grid_change_with_seed_and_epoch(self):
+        split = Split.of([bytes(i % 256 for i in range(2000))])
+        plan, other = Plan(split, "cross", 16, 8, 0), Plan(split, "cross", 16, 8, 1)
+        first = plan.rows(0)[0].tolist()
+        self.assertNotEqual(first, other.rows(0)[0].tolist())
+        offsets = {plan._grid(epoch) for epoch in range(40)}
+        self.assertGreater(len(offsets), 10)
+        self.assertTrue(all(-16 < offset <= 0 for offset in offsets))
+
+    def test_the_order_is_the_same_on_every_machine(self):
+        split = Split.of([bytes(i % 256 for i in range(1000))])
+        self.assertEqual(Plan(split, "cross", 32, 6, 0).rows(0)[0].tolist(), KNOWN_CROSS)
+        self.assertEqual(Plan(split, "reset", 32, 6, 0).rows(0)[0].tolist(), KNOWN_RESET)
+
+
+class TestPolicies(unittest.TestCase):
+    def test_reset_rows_hold_one_document_or_a_chunk_of_one(self):
+        documents = [b"a" * 3, b"b" * 40, b"c" * 17]
+        split = Split.of(documents)
+        starts, lengths = rows_in_order(split, "reset", 16)
+        for start, length in zip(starts, lengths, strict=True):
+            inputs = split.stream[start : start + length]
+            self.assertLessEqual(len({int(token) for token in inputs if token != DOC_BOUNDARY}), 1)
+            self.assertNotIn(DOC_BOUNDARY, inputs[1:].tolist())
+        np.testing.assert_array_equal(lengths, [4, 16, 16, 9, 16, 2])
+
+    def test_cross_windows_tile_the_stream(self):
+        split = Split.of([b"a" * 30])
+        starts, lengths = rows_in_order(split, "cross", 8)
+        np.testing.assert_array_equal(starts, [0, 8, 16, 24])
+        np.testing.assert_array_equal(lengths, [8, 8, 8, 7])
+
+    def test_a_cut_document_has_no_boundary_target(self):
+        split = Split.of([b"a" * 100])
+        starts, lengths = rows_in_order(split, "reset", 16)
+        _, targets = gather(split.stream, starts, lengths, 16)
+        self.assertEqual(int((targets == DOC_BOUNDARY).sum()), 1)
+        self.assertEqual(targets[-1][lengths[-1] - 1], DOC_BOUNDARY)
+
+    def test_reset_batches_have_one_of_a_fixed_set_of_lengths(self):
+        rng = np.random.default_rng(0)
+        documents = [bytes(rng.integers(0, 256, n, dtype=np.uint8)) for n in rng.integers(1, 300, 400)]
+        plan = Plan(Split.of(documents), "reset", 128, 8, 0)
+        self.assertEqual(plan.padded_lengths, (16, 32, 64, 128))
+        batches = [plan.batch(step) for step in range(100)]
+        self.assertTrue({b.inputs_BT.shape[1] for b in batches} <= set(plan.padded_lengths))
+        scored = sum(b.targets for b in batches) / sum(b.inputs_BT.size for b in batches)
+        self.assertGreater(scored, 0.75)
+
+    def test_an_unknown_policy_is_refused(self):
+        with self.assertRaisesRegex(ConfigError, "mask"):
+            Plan(Split.of([b"abc"]), "mask", 8, 1, 0)
+
+
+class TestSmallCorpora(unittest.TestCase):
+    def test_one_byte_trains(self):
+        for policy in ("cross", "reset"):
+            batch = Plan(Split.of([b"a"]), policy, 16, 4, 0).batch(3)
+            self.assertEqual(batch.targets, 8)
+            self.assertEqual(batch.bytes, 4)
+
+    def test_shorter_than_a_window_by_one_exact_and_one_more(self):
+        for size in (14, 15, 16, 17):
+            plan = Plan(Split.of([b"a" * size]), "cross", 16, 2, 0)
+            self.assertEqual(len(targets_of_epoch(plan, 0)), size + 1)
+
+    def test_a_stream_without_targets_is_refused(self):
+        with self.assertRaisesRegex(CorpusError, "no target"):
+            Plan(Split.of([]), "cross", 16, 2, 0)
+
+
+class TestGather(unittest.TestCase):
+    def test_targets_are_the_inputs_shifted_by_one_and_padding_is_masked(self):
+        stream = np.array([256, 10, 11, 12, 256, 13, 256], dtype=np.uint16)
+        inputs, targets = gather(stream, np.array([0, 4]), np.array([4, 2]), 4)
+        np.testing.assert_array_equal(inputs, [[256, 10, 11, 12], [256, 13, 256, 256]])
+        np.testing.assert_array_equal(targets, [[10, 11, 12, 256], [13, 256, IGNORED, IGNORED]])
+
+    def test_micro_batches_hold_the_rows_of_the_batch(self):
+        batch = Plan(Split.of([bytes(range(100))]), "cross", 8, 6, 0).batch(0)
+        pieces = batch.micro_batches(4)
+        self.assertEqual([len(piece[0]) for piece in pieces], [4, 2])
+        np.testing.assert_array_equal(np.concatenate([piece[1] for piece in pieces]), batch.targets_BT)
+
+
+class TestPermutation(unittest.TestCase):
+    def test_it_is_a_permutation_of_every_size(self):
+        for size in [*range(1, 70), 255, 256, 257, 1000, 4096, 4097]:
+            found = permute(np.arange(size), size, b"key")
+            self.assertEqual(sorted(found.tolist()), list(range(size)), size)
+
+    def test_any_index_alone_goes_where_it_goes_among_all(self):
+        everything = permute(np.arange(1000), 1000, b"k")
+        for index in (0, 1, 500, 999):
+            self.assertEqual(permute(np.array([index]), 1000, b"k")[0], everything[index])
+
+    def test_it_looks_random(self):
+        size = 4000
+        found = permute(np.arange(size), size, b"another")
+        correlation = np.corrcoef(found, np.arange(size))[0, 1]
+        self.assertLess(abs(correlation), 0.06)
+        self.assertLess(np.count_nonzero(np.diff(found) == 1), 10)
+
+
+KNOWN_CROSS = [69, 869, 197, 709, 229, 901]
+KNOWN_RESET = [992, 96, 896, 224, 736, 256]
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,249 @@
+"""Checkpoints: nothing is trusted before contract and digest agree, and nothing half-written counts."""
+
+import json
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import safetensors.torch
+import torch
+
+from tinylm import checkpoint, contract, files
+from tinylm.config import ModelConfig, TrainConfig
+from tinylm.errors import CheckpointError, ContractError, TinylmError
+from tinylm.model import Transformer
+from tinylm.optimizer import Optimizer
+
+TINY = ModelConfig(layers=1, width=32, mlp_width=32, heads=2, kv_heads=2, head_size=16, window=16)
+
+
+def header_of(data: bytes) -> dict:
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + size])
+
+
+def with_header(data: bytes, text: str) -> bytes:
+    size = int.from_bytes(data[:8], "little")
+    raw = text.encode("utf-8")
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw + data[8 + size :]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.run_folder = Path(holder.name) / "run"
+        self.run_folder.mkdir()
+        self.model = Transformer(TINY, seed=3)
+        self.optimizer = Optimizer(self.model, TrainConfig(data="x"))
+
+    def save(self, step: int) -> Path:
+        return checkpoint.save_step(self.run_folder, step, self.model, self.optimizer.state(), {"config": {"a": 1}})
+
+
+class TestModelFile(Case):
+    def test_a_model_comes_back_equal(self):
+        path = self.run_folder / "model.safetensors"
+        checkpoint.save_model(path, self.model)
+        found = checkpoint.load_model(path)
+        self.assertEqual(found.config, TINY)
+        for (name, a), (other, b) in zip(self.model.named_parameters(), found.named_parameters(), strict=True):
+            self.assertEqual(name, other)
+            self.assertTrue(torch.equal(a, b), name)
+
+    def test_equal_states_give_equal_bytes_with_one_metadata_key(self):
+        data = checkpoint.model_bytes(self.model)
+        self.assertEqual(data, checkpoint.model_bytes(Transformer(TINY, seed=3)))
+        self.assertEqual(list(header_of(data)["__metadata__"]), ["tinylm"])
+
+    def test_safetensors_itself_reads_it(self):
+        found = safetensors.torch.load(checkpoint.model_bytes(self.model))
+        self.assertEqual(set(found), {name for name, _ in self.model.named_parameters()})
+
+    def test_each_value_of_the_contract_is_refused_alone(self):
+        data = checkpoint.model_bytes(self.model)
+        path = self.run_folder / "model.safetensors"
+        info = json.loads(header_of(data)["__metadata__"]["tinylm"])
+        changes = {
+            "tokenizer_version": "utf8-byte-v2",
+            "vocabulary_size": 258,
+            "boundary_id": 257,
+            "vocabulary_sha256": contract.VOCABULARY_SHA256[:-1] + "0",
+        }
+        for key, value in changes.items():
+            for action in ("wrong", "missing"):
+                changed = json.loads(json.dumps(info))
+                if action == "wrong":
+                    changed["contract"][key] = value
+                else:
+                    del changed["contract"][key]
+                header = header_of(data)
+                header["__metadata__"]["tinylm"] = json.dumps(changed)
+                path.write_bytes(with_header(data, json.dumps(header)))
+                with (
+                    mock.patch("safetensors.torch.load", side_effect=AssertionError("a tensor was used")),
+                    self.assertRaises(ContractError) as caught,
+                ):
+                    checkpoint.load_model(path)
+                message = str(caught.exception)
+                for part in (str(path), key, repr(contract.contract()[key]), repr(value) if action == "wrong" else "nothing"):
+                    self.assertIn(part, message)
+
+    def test_a_value_that_stands_twice_is_refused(self):
+        data = checkpoint.model_bytes(self.model)
+        path = self.run_folder / "model.safetensors"
+        inner = header_of(data)["__metadata__"]["tinylm"]
+        twice = inner.replace('"boundary_id":256', '"boundary_id":7,"boundary_id":256')
+        self.assertNotEqual(inner, twice)
+        header = header_of(data)
+        header["__metadata__"]["tinylm"] = twice
+        path.write_bytes(with_header(data, json.dumps(header)))
+        with self.assertRaisesRegex(ContractError, "boundary_id.*twice"):
+            checkpoint.load_model(path)
+        key = json.dumps("tinylm")
+        text = json.dumps(header_of(data)).replace(f'{{{key}: ', f'{{{key}: "evil", {key}: ', 1)
+        path.write_bytes(with_header(data, text))
+        with self.assertRaisesRegex(ContractError, "twice"):
+            checkpoint.load_model(path)
+
+    def test_files_without_a_contract_are_refused(self):
+        path = self.run_folder / "model.safetensors"
+        for metadata in (None, {"format": "pt"}, {"tinylm": "{}"}, {"tinylm": "[1]"}, {"tinylm": "null"}):
+            safetensors.torch.save_file({"w": torch.zeros(2)}, path, metadata)
+            with self.assertRaises(ContractError):
+                checkpoint.load_model(path)
+
+    def test_other_tensors_than_the_config_says_are_refused(self):
+        path = self.run_folder / "model.safetensors"
+        tensors = {name: p.detach() for name, p in self.model.named_parameters()}
+        info = json.loads(header_of(checkpoint.model_bytes(self.model))["__metadata__"]["tinylm"])
+        text = files.canonical_json(info).decode()
+        for change in (
+            lambda t: t.pop("lm_head.weight"),
+            lambda t: t.update({"_orig_mod.x": torch.zeros(1)}),
+            lambda t: t.update({"model.embed_tokens.weight": torch.zeros(256, 32)}),
+            lambda t: t.update({"model.norm.weight": torch.full((32,), float("nan"))}),
+        ):
+            changed = dict(tensors)
+            change(changed)
+            path.write_bytes(safetensors.torch.save(changed, {"tinylm": text}))
+            with self.assertRaises(CheckpointError) as caught:
+                checkpoint.load_model(path)
+            self.assertIn(str(path), str(caught.exception))
+
+    def test_cut_and_extended_files_are_refused_with_the_path(self):
+        data = checkpoint.model_bytes(self.model)
+        path = self.run_folder / "model.safetensors"
+        size = int.from_bytes(data[:8], "little")
+        cuts = [data[:n] for n in (0, 1, 7, 8, 8 + size // 2, 8 + size - 1, 8 + size, 8 + size + 1, len(data) - 1)]
+        for damaged in (*cuts, data + b"\0", b"\xff" * 40, b"not a model at all"):
+            path.write_bytes(damaged)
+            with self.assertRaises(TinylmError) as caught:
+                checkpoint.load_model(path)
+            self.assertIn(str(path), str(caught.exception))
+
+
+class TestSteps(Case):
+    def test_a_step_verifies_and_gives_back_both_states(self):
+        with torch.no_grad():
+            for tensor in self.optimizer.state().values():
+                tensor.fill_(7)
+        folder = self.save(200)
+        self.assertEqual(folder.name, "step-00000200")
+        self.assertEqual(sorted(p.name for p in folder.iterdir()), ["manifest.json", "model.safetensors", "training.safetensors"])
+        manifest = checkpoint.verify_step(folder)
+        self.assertEqual((manifest["step"], manifest["config"]), (200, {"a": 1}))
+        found = checkpoint.load_training(folder)
+        for name, tensor in self.optimizer.state().items():
+            self.assertTrue(torch.equal(found[name], tensor), name)
+
+    def test_the_same_state_gives_the_same_folder(self):
+        first = {p.name: p.read_bytes() for p in self.save(5).iterdir()}
+        checkpoint.prune(self.run_folder, 0)
+        self.assertEqual(first, {p.name: p.read_bytes() for p in self.save(5).iterdir()})
+
+    def test_a_flipped_bit_anywhere_is_noticed(self):
+        folder = self.save(1)
+        for path in sorted(folder.iterdir()):
+            whole = path.read_bytes()
+            for position in {0, 1, 7, 8, 9, len(whole) // 3, len(whole) // 2, len(whole) - 1}:
+                damaged = bytearray(whole)
+                damaged[position] ^= 1
+                path.write_bytes(damaged)
+                with self.assertRaises(TinylmError, msg=f"{path.name} at {position}") as caught:
+                    checkpoint.verify_step(folder)
+                self.assertIn(str(folder), str(caught.exception))
+            path.write_bytes(whole)
+        checkpoint.verify_step(folder)
+
+    def test_the_newest_step_that_verifies_is_found_and_the_others_are_named(self):
+        self.save(1)
+        self.save(10)
+        broken = self.save(9)
+        newest = self.save(11)
+        (broken / "model.safetensors").write_bytes(b"")
+        (newest / "training.safetensors").unlink()
+        found = checkpoint.find(self.run_folder)
+        self.assertEqual(found.folder.name, "step-00000010")
+        self.assertEqual(len(found.skipped), 1)
+        self.assertIn("step-00000011", found.skipped[0])
+
+    def test_temporary_folders_do_not_count(self):
+        self.save(1).rename(self.run_folder / ".tmp-step-00000002-abc")
+        with self.assertRaisesRegex(CheckpointError, "no step folder"):
+            checkpoint.find(self.run_folder)
+
+    def test_a_failed_write_leaves_the_steps_that_were_there(self):
+        self.save(1)
+        real, calls = files.write_all, 0
+
+        def fail(file, data):
+            nonlocal calls
+            calls += 1
+            if calls == limit:
+                raise OSError(28, "No space left on device")
+            real(file, data)
+
+        for limit in range(1, 4):
+            calls = 0
+            with mock.patch("tinylm.files.write_all", fail), self.assertRaises(OSError) as caught:
+                self.save(2)
+            self.assertIsNotNone(caught.exception.filename)
+            self.assertEqual([path.name for path in self.run_folder.iterdir()], ["step-00000001"])
+        self.assertEqual(checkpoint.find(self.run_folder).folder.name, "step-00000001")
+
+    def test_an_existing_step_is_not_overwritten(self):
+        before = (self.save(3) / "manifest.json").read_bytes()
+        with self.assertRaises(FileExistsError):
+            self.save(3)
+        self.assertEqual((checkpoint.step_folder(self.run_folder, 3) / "manifest.json").read_bytes(), before)
+
+    def test_prune_keeps_the_highest_steps(self):
+        for step in (2, 10, 9, 100):
+            self.save(step)
+        checkpoint.prune(self.run_folder, 2)
+        self.assertEqual([step for step, _ in checkpoint.list_steps(self.run_folder)], [100, 10])
+        self.assertEqual(len(list(self.run_folder.iterdir())), 2)
+
+
+class TestPlaces(Case):
+    def test_a_run_a_step_and_a_file_name_the_same_model(self):
+        folder = self.save(1)
+        for path in (self.run_folder, folder, folder / "model.safetensors"):
+            found = checkpoint.load_model(path)
+            self.assertTrue(torch.equal(found.model.norm.weight, self.model.model.norm.weight))
+
+    def test_a_folder_that_holds_just_a_model_file_is_one(self):
+        checkpoint.save_model(self.run_folder / "model.safetensors", self.model)
+        self.assertIsNone(checkpoint.find(self.run_folder).manifest)
+
+    def test_places_that_hold_no_model_say_what_is_expected(self):
+        for path in (self.run_folder / "missing", self.run_folder):
+            with self.assertRaisesRegex(CheckpointError, "expected"):
+                checkpoint.find(path)
+
+
+if __name__ == "__main__":
+    unittest.main()

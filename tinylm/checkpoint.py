@@ -1,0 +1,241 @@
+"""Save, verify, load, list and prune checkpoints. Nothing is trusted before its contract and digest agree.
+
+A step folder holds `model.safetensors`, `training.safetensors` and, written last, `manifest.json`. It
+counts only if it has its name (the temporary folder was renamed) and verifies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from tinylm import contract, files
+from tinylm.config import ModelConfig
+from tinylm.errors import CheckpointError, ContractError, ShapeError
+from tinylm.model import Transformer
+
+MODEL = "model.safetensors"
+TRAINING = "training.safetensors"
+MANIFEST = "manifest.json"
+KEY = "tinylm"
+STEP_FOLDER = re.compile(r"step-(\d{8})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A place with verified weights: the model file, and the manifest if it stands in a step folder."""
+
+    model_file: Path
+    manifest: dict[str, Any] | None
+    skipped: tuple[str, ...] = ()
+    """Newer steps of the run that did not verify, each with the reason."""
+
+    @property
+    def folder(self) -> Path:
+        return self.model_file.parent
+
+
+def step_folder(run: Path, step: int) -> Path:
+    """Where a run keeps the checkpoint of a step."""
+    return run / f"step-{step:08d}"
+
+
+def save_model(path: Path, model: Transformer) -> None:
+    """Write a model file that stands alone: weights, contract and shape; equal states give equal bytes."""
+    files.write_atomic(path, model_bytes(model))
+
+
+def model_bytes(model: Transformer) -> bytes:
+    """The content of `model.safetensors`."""
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return _to_bytes(tensors, {"model": asdict(model.config)})
+
+
+def save_step(
+    run: Path, step: int, model: Transformer, training: Mapping[str, Tensor], manifest: Mapping[str, Any]
+) -> Path:
+    """Write the checkpoint of a step: a temporary folder, manifest last, fsync, rename. Returns the folder.
+
+    `training` is the optimizer's state by name; `manifest` is what else a resume needs.
+    """
+    target = step_folder(run, step)
+    contents = {MODEL: model_bytes(model), TRAINING: _to_bytes(training, {"step": step})}
+    listed = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in contents.items()
+    }
+    own = {"format": files.FORMAT, "contract": contract.contract(), "step": step, "files": listed}
+    with files.new_folder(target) as folder:
+        for name, data in contents.items():
+            files.write_new(folder / name, data)
+        files.write_new(folder / MANIFEST, files.readable_json(files.seal({**manifest, **own})))
+    return target
+
+
+def verify_step(folder: Path) -> dict[str, Any]:
+    """The manifest of a step folder whose every byte agrees with it; a CheckpointError names the file."""
+    path = folder / MANIFEST
+    manifest = files.parse_json(_read(path), str(path))
+    if not isinstance(manifest, dict) or not files.is_sealed(manifest):
+        raise CheckpointError(
+            f"{path}: its digest does not match its content; the file was damaged or edited"
+        )
+    if manifest.get("format") != files.FORMAT:
+        raise CheckpointError(f"{path}: format is {manifest.get('format')!r}, expected {files.FORMAT}")
+    contract.verify(manifest.get("contract"), str(path))
+    for name in (MODEL, TRAINING):
+        expected = manifest["files"][name]
+        data, size = _read(folder / name), expected["bytes"]
+        if len(data) != size:
+            raise CheckpointError(
+                f"{folder / name}: {len(data):,} bytes, expected {size:,}; the file was cut or extended"
+            )
+        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+            raise CheckpointError(
+                f"{folder / name}: its SHA-256 is not that of the manifest; the file was damaged"
+            )
+    return manifest
+
+
+def list_steps(run: Path) -> list[tuple[int, Path]]:
+    """Step folders of a run that have their name, newest first; whether they verify is not looked at."""
+    found = []
+    for entry in run.iterdir():
+        match = STEP_FOLDER.fullmatch(entry.name)
+        if match and entry.is_dir():
+            found.append((int(match[1]), entry))
+    return sorted(found, reverse=True)
+
+
+def newest_step(run: Path) -> Checkpoint:
+    """The highest step that verifies, with what was skipped; raises CheckpointError if there is none."""
+    skipped: list[str] = []
+    for _, folder in list_steps(run):
+        try:
+            return Checkpoint(folder / MODEL, verify_step(folder), tuple(skipped))
+        except (CheckpointError, ContractError) as error:
+            skipped.append(str(error))
+    if skipped:
+        raise CheckpointError(f"{run}: no step verifies ({'; '.join(skipped)})")
+    raise CheckpointError(
+        f"{run}: no step folder; expected step-00000000 or higher: train first, or name a model file"
+    )
+
+
+def find(path: str | os.PathLike[str]) -> Checkpoint:
+    """What a CHECKPOINT argument means: a run (its newest verified step), a step folder, a model file."""
+    path = Path(path)
+    if path.is_file():
+        return Checkpoint(path, None)
+    if not path.exists():
+        raise CheckpointError(f"{path}: does not exist; expected a run folder, a step folder or a model file")
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path}: is not a file or folder; expected a run, a step folder or a model file"
+        )
+    if (path / MANIFEST).exists():
+        return Checkpoint(path / MODEL, verify_step(path))
+    if not list_steps(path) and (path / MODEL).is_file():
+        return Checkpoint(path / MODEL, None)
+    return newest_step(path)
+
+
+def load_model(path: str | os.PathLike[str]) -> Transformer:
+    """The model of a CHECKPOINT, on the CPU; ContractError or CheckpointError before a tensor is used."""
+    model_file = find(path).model_file
+    info, tensors = read_tensors(model_file)
+    config = ModelConfig.from_dict(info.get("model"), str(model_file))
+    model = Transformer(config)
+    try:
+        model.load_state(tensors, str(model_file))
+    except ShapeError as error:
+        raise CheckpointError(str(error)) from None
+    return model
+
+
+def load_training(folder: Path) -> dict[str, Tensor]:
+    """The optimizer's state of a step folder, by name."""
+    return read_tensors(folder / TRAINING)[1]
+
+
+def prune(run: Path, keep: int) -> None:
+    """Remove all but the newest `keep` steps; call it after the newest one verified.
+
+    A folder first leaves its name, so that a reader never finds half of a step.
+    """
+    for _, folder in list_steps(run)[keep:]:
+        aside = folder.with_name(f".old-{folder.name}")
+        with files.named(folder):
+            os.rename(folder, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What stands under the `tinylm` key of a safetensors file, and its tensors (copies, on the CPU).
+
+    Header, duplicates and contract are checked by this room before the tensors are looked at.
+    """
+    data = _read(path)
+    info = read_header(data, str(path))
+    try:
+        tensors = safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path}: not a whole safetensors file ({error}); use an undamaged copy"
+        ) from None
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{path}: {name} holds values that are not finite; use an earlier step")
+    return info, tensors
+
+
+def read_header(data: bytes, where: str) -> dict[str, Any]:
+    """Check the header of a safetensors file and the contract in it; returns what the `tinylm` key holds."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > len(data) - 8 or data[8:9] != b"{":
+        raise CheckpointError(
+            f"{where}: {len(data):,} bytes are not a safetensors file, or it was cut; use a whole copy"
+        )
+    header = files.parse_json(data[8 : 8 + size], f"{where} (header)", ContractError)
+    entries = [entry for name, entry in header.items() if name != "__metadata__"]
+    try:
+        end = max((entry["data_offsets"][1] for entry in entries), default=0)
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"{where}: a tensor has no data_offsets; not a whole safetensors header"
+        ) from None
+    if 8 + size + end != len(data):
+        raise CheckpointError(
+            f"{where}: {len(data):,} bytes, expected {8 + size + end:,}; the file was cut or extended"
+        )
+    metadata = header.get("__metadata__")
+    text = metadata.get(KEY) if isinstance(metadata, dict) else None
+    info = files.parse_json(text, f"{where} ({KEY})", ContractError) if isinstance(text, str) else {}
+    contract.verify(info.get("contract") if isinstance(info, dict) else None, where)
+    if info.get("format") != files.FORMAT:
+        raise CheckpointError(f"{where}: format is {info.get('format')!r}, expected {files.FORMAT}")
+    return info
+
+
+def _to_bytes(tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> bytes:
+    body: dict[str, Any] = {**info, "format": files.FORMAT, "contract": contract.contract()}
+    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(copies, {KEY: files.canonical_json(body).decode("ascii")})
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: does not exist; the checkpoint is not whole") from None

@@ -1,0 +1,49 @@
+"""What a DATA argument means: a corpus folder, or any source, from which a corpus is built first."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tinylm.config import CorpusConfig
+from tinylm.corpus import MANIFEST, Corpus, build_corpus, open_corpus
+from tinylm.errors import CorpusError
+
+FOLDER = Path("corpora")
+
+
+def corpus_for(
+    data: str, config: CorpusConfig = CorpusConfig(), progress: Callable[..., Any] | None = None
+) -> Corpus:
+    """Open the corpus folder `data`, or build one from the source `data` under corpora/.
+
+    Building is repeated each time (it is fast, and texts change); the same texts give the same corpus,
+    which keeps its place, and other texts get a place of their own, so no run loses its corpus.
+    """
+    if (Path(data) / MANIFEST).is_file():
+        return open_corpus(data)
+    name = corpus_name(data)
+    building = FOLDER / f".building-{name}-{secrets.token_hex(6)}"
+    try:
+        built = build_corpus(data, building, config, progress=progress)
+        for place in (FOLDER / name, FOLDER / f"{name}-{built.digest[:8]}"):
+            if not place.exists():
+                building.rename(place)
+                return open_corpus(place, verify=False)
+            if (place / MANIFEST).is_file():
+                found = open_corpus(place)
+                if found.digest == built.digest:
+                    return found
+        raise CorpusError(f"{place}: exists and is another corpus; remove it, or name it as DATA")
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def corpus_name(data: str) -> str:
+    """The name under which a source's corpus and runs stand: the last part of the place, without suffixes."""
+    if data == "-":
+        return "stdin"
+    return Path(data.removeprefix("builtin:")).resolve().name.split(".")[0] or "texts"

@@ -1,0 +1,55 @@
+"""The front door to a trained model: load it, let it write, measure it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from tinylm import checkpoint
+from tinylm.config import GenerateConfig, ModelConfig
+from tinylm.corpus import Corpus, Split
+from tinylm.devices import choose_device
+from tinylm.errors import RequestError
+from tinylm.evaluate import Evaluation, evaluate
+from tinylm.events import Event
+from tinylm.generate import generate
+from tinylm.model import Transformer
+from tinylm.tokenizer import Ids
+
+
+class LanguageModel:
+    """A Transformer with the two things that one does with it. `transformer` is the module itself."""
+
+    def __init__(self, transformer: Transformer) -> None:
+        self.transformer = transformer
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.transformer.config
+
+    def generate(self, prompt: str | Ids = "", **options: Any) -> Iterator[Event]:
+        """Generate from a text prompt (the boundary is put before it) or from ids as they are.
+
+        Options are those of GenerateConfig: max_tokens, stop, temperature, top_k, top_p, min_p, seed,
+        valid_utf8. Yields an Event per sampled token and a last one with `end`.
+        """
+        try:
+            config = GenerateConfig(**options)
+        except TypeError as error:
+            raise RequestError(f"generate: {error}; options are those of GenerateConfig") from None
+        return generate(self.transformer, prompt, config)
+
+    def evaluate(self, data: Corpus | Split, **options: Any) -> Evaluation:
+        """Bits per byte of a corpus' held-out text, or of a split, by the disjoint protocol."""
+        split = data.validation if isinstance(data, Corpus) else data
+        return evaluate(self.transformer, split, **options)
+
+
+def load(path: str | os.PathLike[str], device: str = "auto") -> LanguageModel:
+    """Load a run folder (its newest verified step), a step folder or a model file.
+
+    Raises ContractError or CheckpointError before a tensor is used.
+    """
+    transformer = checkpoint.load_model(path).to(choose_device(device))
+    return LanguageModel(transformer.requires_grad_(False))

@@ -1,0 +1,278 @@
+"""The Transformer and its cache. Qwen3-shaped, so that the same weights mean the same elsewhere.
+
+Pre-norm RMSNorm, rotary positions (half-split), RMSNorm on queries and keys, grouped-query attention,
+SwiGLU, no biases. Tensors carry the Hugging Face Qwen3 names.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tinylm.config import ModelConfig
+from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
+from tinylm.errors import ContractError, ShapeError
+from tinylm.shapes import check_shape
+
+
+class Cache:
+    """Keys and values of the tokens read so far: fixed size, `position` tokens filled."""
+
+    def __init__(self, config: ModelConfig, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.capacity = config.window
+        self.position = 0
+        shape = (config.layers, rows, config.kv_heads, config.window, config.head_size)
+        self.keys_LBHTK = torch.zeros(shape, device=device, dtype=dtype)
+        self.values_LBHTK = torch.zeros(shape, device=device, dtype=dtype)
+
+    def reset(self) -> None:
+        """Forget everything that was read."""
+        self.position = 0
+
+    def append(self, layer: int, keys_BHTK: Tensor, values_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of one layer behind those before; gives all of them [B, H, S, K]."""
+        end = self.position + keys_BHTK.shape[2]
+        self.keys_LBHTK[layer, :, :, self.position : end] = keys_BHTK
+        self.values_LBHTK[layer, :, :, self.position : end] = values_BHTK
+        return self.keys_LBHTK[layer, :, :, :end], self.values_LBHTK[layer, :, :, :end]
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention with normalised queries and keys."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
+        self.q_proj = nn.Linear(config.width, config.heads * config.head_size, bias=False)
+        self.k_proj = nn.Linear(config.width, config.kv_heads * config.head_size, bias=False)
+        self.v_proj = nn.Linear(config.width, config.kv_heads * config.head_size, bias=False)
+        self.o_proj = nn.Linear(config.heads * config.head_size, config.width, bias=False)
+        self.q_norm = nn.RMSNorm(config.head_size, config.norm_eps)
+        self.k_norm = nn.RMSNorm(config.head_size, config.norm_eps)
+
+    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, cache: Cache | None) -> Tensor:
+        B, T, _ = x_BTD.shape
+        q_BHTK = self.q_norm(self.q_proj(x_BTD).view(B, T, self.heads, -1)).transpose(1, 2)
+        k_BHTK = self.k_norm(self.k_proj(x_BTD).view(B, T, self.kv_heads, -1)).transpose(1, 2)
+        v_BHTK = self.v_proj(x_BTD).view(B, T, self.kv_heads, -1).transpose(1, 2)
+        q_BHTK, k_BHTK = rotate(q_BHTK, *rope), rotate(k_BHTK, *rope)
+        if cache is not None:
+            k_BHTK, v_BHTK = cache.append(layer, k_BHTK, v_BHTK)
+        y_BHTK = attend(q_BHTK, k_BHTK, v_BHTK)
+        out_BTD: Tensor = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+        return out_BTD
+
+
+def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
+    """Scaled dot-product attention [B, H, T, K] in which query t sees the keys up to its own position.
+
+    The T queries are the last of the S positions that the keys stand for.
+    """
+    T, S = q_BHTK.shape[2], k_BHSK.shape[2]
+    grouped = q_BHTK.shape[1] != k_BHSK.shape[1]
+    if T == S or T == 1:
+        return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, is_causal=T == S, enable_gqa=grouped)
+    seen_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(S - T)
+    return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=seen_TS, enable_gqa=grouped)
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.up_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down_proj = nn.Linear(config.mlp_width, config.width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        out_BTD: Tensor = self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        return out_BTD
+
+
+class Layer(nn.Module):
+    """One layer: attention, then the MLP, each on a normalised input and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.width, config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.width, config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, cache: Cache | None, dropout: float
+    ) -> Tensor:
+        y_BTD = self.self_attn(self.input_layernorm(x_BTD), rope, layer, cache)
+        x_BTD = x_BTD + (F.dropout(y_BTD, dropout) if dropout else y_BTD)
+        y_BTD = self.mlp(self.post_attention_layernorm(x_BTD))
+        return x_BTD + (F.dropout(y_BTD, dropout) if dropout else y_BTD)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and the last norm, under the prefix `model.` of the tensor names."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        # Without a weight, an embedding draws one; on the meta device that imports torch's compiler: seconds.
+        empty_VD = torch.empty(VOCABULARY_SIZE, config.width)
+        self.embed_tokens = nn.Embedding(VOCABULARY_SIZE, config.width, _weight=empty_VD)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.width, config.norm_eps)
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model over 257 tokens. The weights depend on `config` and `seed` only."""
+
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config.check()
+        with torch.device("meta"):
+            self.model = Decoder(config)
+            self.lm_head = None if config.tied else nn.Linear(config.width, VOCABULARY_SIZE, bias=False)
+        allocate(self)
+        self.register_buffer("cos_TK", None, persistent=False)
+        self.register_buffer("sin_TK", None, persistent=False)
+        self.cos_TK, self.sin_TK = rotary_tables(config)
+        self.initialize(seed)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Draw the weights: matrices uniform with standard deviation 1/sqrt(fan-in), projections back
+        into the residual stream and the untied head zero, gains one. So the first loss is ln 257."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 1:
+                parameter.fill_(1.0)
+            elif name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):
+                parameter.zero_()
+            elif "embed_tokens" in name:
+                # Tied, the same matrix is the head: a normalised row times itself must stay small.
+                deviation = 1 / self.config.width if self.config.tied else 1.0
+                parameter.normal_(0.0, deviation, generator=generator)
+            else:
+                bound = math.sqrt(3.0 / parameter.shape[1])
+                parameter.uniform_(-bound, bound, generator=generator)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.embed_tokens.weight.device
+
+    def new_cache(self, rows: int = 1) -> Cache:
+        """An empty cache for `rows` rows, with room for one window, where the weights are."""
+        weight = self.model.embed_tokens.weight
+        return Cache(self.config, rows, weight.device, weight.dtype)
+
+    def forward(self, ids_BT: Tensor, cache: Cache | None = None, dropout: float = 0.0) -> Tensor:
+        """Logits [B, T, 257] of the token after each position.
+
+        `ids_BT`: int64 [B, T]. With a cache the tokens follow those read before, and the cache is
+        advanced; B must be its rows, and T must fit. Raises ShapeError and ContractError.
+        """
+        start = 0 if cache is None else cache.position
+        if not torch.compiler.is_compiling():
+            self._check(ids_BT, start, cache)
+        end = start + ids_BT.shape[1]
+        rope = (self.cos_TK[start:end], self.sin_TK[start:end])
+        x_BTD = self.model.embed_tokens(ids_BT)
+        for index, layer in enumerate(self.model.layers):
+            x_BTD = layer(x_BTD, rope, index, cache, dropout)
+        if cache is not None:
+            cache.position = end
+        x_BTD = self.model.norm(x_BTD)
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(x_BTD, head.weight)
+
+    def _check(self, ids_BT: Tensor, start: int, cache: Cache | None) -> None:
+        rows = {} if cache is None else {"B": cache.keys_LBHTK.shape[1]}
+        sizes = check_shape(ids_BT, "B T", name="ids_BT", kind="integer", **rows)
+        if start + sizes["T"] > self.config.window:
+            raise ShapeError(
+                f"ids_BT: {start} + {sizes['T']} tokens do not fit the window of {self.config.window}; "
+                "give at most a window, or generate(), which re-reads the last half"
+            )
+        if ids_BT.numel():
+            lowest, highest = int(ids_BT.min()), int(ids_BT.max())
+            if not 0 <= lowest <= highest <= DOC_BOUNDARY:
+                raise ContractError(
+                    f"ids_BT: holds ids from {lowest} to {highest}, expected 0..{DOC_BOUNDARY}"
+                )
+
+    def load_state(self, tensors: dict[str, Tensor], where: str) -> None:
+        """Copy weights in, strictly by name, shape and dtype; a ShapeError names their source, `where`."""
+        wanted = dict(self.named_parameters())
+        problems = [f"{name} is missing" for name in wanted if name not in tensors]
+        problems += [f"{name} is not a tensor of this model" for name in tensors if name not in wanted]
+        problems += [
+            f"{name} is {list(tensors[name].shape)} {tensors[name].dtype}, expected {list(parameter.shape)}"
+            for name, parameter in wanted.items()
+            if name in tensors
+            and (tensors[name].shape != parameter.shape or not tensors[name].is_floating_point())
+        ]
+        if problems:
+            raise ShapeError(f"{where}: {'; '.join(problems)}")
+        with torch.no_grad():
+            for name, parameter in wanted.items():
+                parameter.copy_(tensors[name])
+
+
+def allocate(module: nn.Module) -> None:
+    """Give every parameter of a module on the meta device memory on the CPU; its content is undefined.
+
+    As Module.to_empty, which imports torch's symbolic shapes for it: most of a second.
+    """
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+            setattr(part, name, nn.Parameter(empty))
+
+
+def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [window, head_size] of RoPE (Su et al., 2021), half-split as in Hugging Face."""
+    pairs = torch.arange(0, config.head_size, 2, dtype=torch.float64)
+    frequencies = config.rope_theta ** -(pairs / config.head_size)
+    angles = torch.arange(config.window, dtype=torch.float64)[:, None] * frequencies
+    angles = torch.cat([angles, angles], dim=1)
+    return angles.cos().to(torch.float32), angles.sin().to(torch.float32)
+
+
+def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    """Turn each pair (k, k + K/2) of a head by its position's angle."""
+    first, second = x_BHTK.chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return x_BHTK * cos_TK.to(x_BHTK.dtype) + turned * sin_TK.to(x_BHTK.dtype)
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters by formula: 2VD (VD if tied) + layers x (attention + 3 D MLP + gains) + D."""
+    embedding = VOCABULARY_SIZE * config.width * (1 if config.tied else 2)
+    attention = 2 * config.width * config.head_size * (config.heads + config.kv_heads)
+    mlp = 3 * config.width * config.mlp_width
+    gains = 2 * config.width + 2 * config.head_size
+    return embedding + config.layers * (attention + mlp + gains) + config.width
+
+
+def flops_per_token(config: ModelConfig, length: int) -> int:
+    """Floating-point operations of one token's forward pass in a row of `length` tokens.
+
+    Two per weight of a matrix (the embedding is a look-up), and for causal attention two products over
+    on average (length + 1) / 2 keys. Training costs three times as much (Kaplan et al., 2020).
+    """
+    heads = config.heads * config.head_size
+    matrices = 2 * config.width * config.head_size * (config.heads + config.kv_heads)
+    matrices += 3 * config.width * config.mlp_width
+    attention = 2 * 2 * heads * (length + 1) // 2
+    return config.layers * (2 * matrices + attention) + 2 * VOCABULARY_SIZE * config.width
+
+
+def describe(config: ModelConfig) -> dict[str, Any]:
+    """Numbers that a run prints before it starts."""
+    return {
+        "parameters": parameter_count(config),
+        "training FLOPs per byte": 3 * flops_per_token(config, config.window),
+    }

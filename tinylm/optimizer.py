@@ -1,0 +1,133 @@
+"""Muon for the layers' matrices, AdamW for embedding, head and gains; rates as functions of the step.
+
+Muon (Jordan et al., 2024): momentum, then the nearest orthogonal matrix by five Newton-Schulz steps, in
+float32, over all matrices of one shape at once. AdamW: Loshchilov and Hutter, 2019.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tinylm.config import TrainConfig
+from tinylm.errors import CheckpointError
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic iteration: singular values go to about 1 in five steps."""
+
+
+class Optimizer:
+    """One optimizer step over a model's parameters; its state is tensors under the parameters' names."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.config = config
+        self.steps_done = 0
+        self.matrices: dict[str, nn.Parameter] = {}
+        self.others: dict[str, nn.Parameter] = {}
+        for name, parameter in model.named_parameters():
+            in_layers = parameter.ndim == 2 and ".layers." in name
+            (self.matrices if in_layers else self.others)[name] = parameter
+        self.momenta = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
+        self.first = {name: torch.zeros_like(p) for name, p in self.others.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in self.others.items()}
+        groups: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for name, parameter in self.matrices.items():
+            short, long = sorted(parameter.shape)
+            groups[short, long].append(name)
+        self.groups = list(groups.values())
+
+    @torch.no_grad()
+    def step(self, scale: float) -> None:
+        """Update every parameter by its gradient; `scale` in 0..1 multiplies both peak rates."""
+        self.steps_done += 1
+        for names in self.groups:
+            self._muon(names, self.config.muon_rate * scale)
+        self._adamw(self.config.adam_rate * scale)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """All parameters, matrices first."""
+        yield from self.matrices.values()
+        yield from self.others.values()
+
+    def state(self) -> dict[str, Tensor]:
+        """The state as tensors by name, `steps_done` among them."""
+        tensors = {f"muon.{name}": tensor for name, tensor in self.momenta.items()}
+        tensors |= {f"adam.first.{name}": tensor for name, tensor in self.first.items()}
+        tensors |= {f"adam.second.{name}": tensor for name, tensor in self.second.items()}
+        tensors["steps_done"] = torch.tensor(self.steps_done, dtype=torch.int64)
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Copy a saved state in, strictly by name, shape and dtype; nothing falls back to a default."""
+        wanted = self.state()
+        problems = [f"{name} is missing" for name in wanted if name not in tensors]
+        problems += [f"{name} is not state of this model" for name in tensors if name not in wanted]
+        problems += [
+            f"{name} is {list(tensors[name].shape)} {tensors[name].dtype}, expected {list(t.shape)} {t.dtype}"
+            for name, t in wanted.items()
+            if name in tensors and (tensors[name].shape != t.shape or tensors[name].dtype != t.dtype)
+        ]
+        if problems:
+            raise CheckpointError(f"{where}: {'; '.join(problems)}")
+        for name, tensor in wanted.items():
+            tensor.copy_(tensors[name])
+        self.steps_done = int(tensors["steps_done"])
+
+    def _muon(self, names: list[str], rate: float) -> None:
+        momentum, decay = self.config.muon_momentum, self.config.weight_decay
+        updates = []
+        for name in names:
+            gradient = self.matrices[name].grad
+            if gradient is None:
+                raise RuntimeError(f"{name} has no gradient")
+            buffer = self.momenta[name].lerp_(gradient, 1 - momentum)
+            update = gradient.lerp(buffer, momentum)
+            updates.append(update.T if update.shape[0] > update.shape[1] else update)
+        for name, update in zip(names, orthogonalize(torch.stack(updates)), strict=True):
+            matrix = self.matrices[name]
+            rows, columns = matrix.shape
+            if decay:
+                matrix.mul_(1 - rate * decay)
+            matrix.add_(update.T if rows > columns else update, alpha=-rate * max(1.0, rows / columns) ** 0.5)
+
+    def _adamw(self, rate: float) -> None:
+        beta1, beta2 = self.config.adam_beta1, self.config.adam_beta2
+        correction1, correction2 = 1 - beta1**self.steps_done, 1 - beta2**self.steps_done
+        for name, parameter in self.others.items():
+            gradient = parameter.grad
+            if gradient is None:
+                raise RuntimeError(f"{name} has no gradient")
+            first = self.first[name].lerp_(gradient, 1 - beta1)
+            second = self.second[name].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            scale = (second / correction2).sqrt_().add_(1e-10)
+            parameter.addcdiv_(first, scale, value=-rate / correction1)
+
+
+def orthogonalize(matrices_NMK: Tensor) -> Tensor:
+    """The nearest orthogonal matrices, roughly: singular values end between 0.7 and 1.2. [N, M, K], M <= K"""
+    a, b, c = NEWTON_SCHULZ
+    norms: Tensor = matrices_NMK.norm(dim=(1, 2), keepdim=True)
+    x = matrices_NMK / (norms + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def rate_scale(step: int, steps: int, warmup: float, decay: float) -> float:
+    """The learning rate of a step (counted from 0) as a share of its peak.
+
+    It rises linearly over the first `warmup` share of the steps, stays, and falls linearly to zero
+    (which the step after the last would have) over the last `decay` share.
+    """
+    rising = (step + 1) / max(1.0, warmup * steps)
+    falling = (steps - step) / max(1.0, decay * steps)
+    return max(0.0, min(1.0, rising, falling))

@@ -1,0 +1,162 @@
+"""What a run looks like in a terminal: facts, a progress line, evaluations with a sample. Uses rich."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from tinylm.baselines import Baseline
+from tinylm.evaluate import Evaluation
+from tinylm.reports import Report
+
+
+def console(stderr: bool = True) -> Console:
+    """A console that never breaks lines of text it was given in the middle of a word, nor guesses markup."""
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+class TerminalReport(Report):
+    """Shows a training run on standard error; `showing` is left when the run has stopped."""
+
+    def __init__(self) -> None:
+        self.console = console()
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}  {task.fields[facts]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.task: TaskID | None = None
+        self.facts: Mapping[str, Any] = {}
+        self.speed = 0.0
+
+    def note(self, text: str) -> None:
+        self.console.print(f"note        {text}")
+
+    def started(self, facts: Mapping[str, Any], step: int, steps: int) -> None:
+        self.facts = facts
+        model, machine, corpus = facts["model"], facts["machine"], facts["corpus"]
+        say = self.console.print
+        say(
+            f"corpus      {corpus.path.as_posix()}: {corpus.train.documents:,} documents, {corpus.train.bytes:,} bytes "
+            f"to train on; {corpus.validation.bytes:,} bytes held out"
+        )
+        say(
+            f"model       {model.layers} layers x {model.width}, window {model.window}, policy {model.policy}: "
+            f"{facts['parameters']:,} parameters"
+        )
+        rate = "n/a" if facts["matrix_rate"] is None else f"{facts['matrix_rate'] / 1e9:,.0f} GFLOP/s"
+        say(
+            f"machine     {machine.device}, {machine.precision}, {machine.threads} threads, "
+            f"{'compiled' if machine.compile else 'eager'}; matrix products {rate}"
+        )
+        epochs = (steps * facts["targets_per_step"]) / facts["epoch_targets"]
+        say(
+            f"run         {facts['folder'].as_posix()}: {steps:,} steps of {facts['batch_rows']} rows, "
+            f"{steps * facts['targets_per_step']:,} tokens, {epochs:.2f} times the corpus"
+        )
+        self.progress.start()
+        self.task = self.progress.add_task("training", total=steps, completed=step, facts="")
+
+    def stepped(self, row: Mapping[str, Any], seconds: float) -> None:
+        speed = row["bytes"] / seconds
+        self.speed = speed if not self.speed else 0.9 * self.speed + 0.1 * speed
+        share = "n/a"
+        if self.facts["matrix_rate"]:
+            share = f"{self.speed * self.facts['flops_per_target'] / self.facts['matrix_rate']:.0%}"
+        facts = f"loss {row['loss'] / math.log(2):.3f} bits  {self.speed:,.0f} bytes/s  {share} of the matrix rate"
+        if self.task is not None:
+            self.progress.update(self.task, completed=row["step"], facts=facts)
+
+    def evaluated(self, step: int, evaluation: Evaluation, sample: str) -> None:
+        line = f"step {step:<6} held out {evaluation.bits_per_byte:.3f} bits per byte ({evaluation.protocol})"
+        self.console.print(f"{line}  {self.speed:,.0f} bytes/s")
+        if sample:
+            self.console.print(Text(f"            {visible(sample)}", style="dim"))
+
+    def stopped(self, folder: Path, step: int, steps: int) -> None:
+        self.progress.stop()
+        if step < steps:
+            self.console.print(f"stopped     after step {step:,} of {steps:,}; go on with: tinylm train --resume {folder.as_posix()}")
+        else:
+            self.console.print(f"done        {folder.as_posix()}, curve in {folder.as_posix()}/curve.svg")
+
+    def __enter__(self) -> TerminalReport:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+
+class BuildProgress:
+    """Shows the building of a corpus: bytes read so far, and their speed."""
+
+    def __init__(self) -> None:
+        self.console = console()
+        self.progress = Progress(
+            TextColumn("reading"),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.progress.add_task("reading", total=None, facts="")
+
+    def __call__(self, documents: int, read: int) -> None:
+        """Called by the builder now and then with its counts so far."""
+        elapsed = self.progress.tasks[0].elapsed or 0.0
+        speed = f"{read / elapsed / 1e6:,.0f} MB/s" if elapsed > 0.2 else ""
+        self.progress.update(self.task, facts=f"{documents:,} documents  {read:,} bytes  {speed}")
+
+    def __enter__(self) -> BuildProgress:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+
+def visible(text: str) -> str:
+    """Text on one line: line ends and control characters as escapes, everything else as it is."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def evaluation_table(evaluation: Evaluation) -> Table:
+    """The three numbers of an evaluation, and what they are numbers of."""
+    table = Table(title=f"{evaluation.split}: {evaluation.bytes:,} bytes, {evaluation.boundaries:,} document ends")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    table.add_row("bits per byte", f"{evaluation.bits_per_byte:.4f}")
+    table.add_row("  without boundaries", f"{evaluation.bits_per_byte_without_boundaries:.4f}")
+    boundary = evaluation.bits_per_boundary
+    table.add_row("bits per boundary", "n/a" if boundary is None else f"{boundary:.2f}")
+    table.caption = (
+        f"{evaluation.protocol}, window {evaluation.window}, policy {evaluation.policy}, "
+        f"{evaluation.precision} on {evaluation.device}, split {evaluation.split_digest[:12]}"
+    )
+    return table
+
+
+def ladder_table(baselines: Sequence[Baseline], model: Evaluation | None) -> Table:
+    """Bits per byte of counting and of compressors, with the model in its place among them."""
+    rows = [(baseline.name, baseline.bits_per_byte, False) for baseline in baselines]
+    if model is not None:
+        rows.append(("this model", model.bits_per_byte, True))
+    table = Table(title="bits per byte on the same held-out text")
+    table.add_column("method")
+    table.add_column("bits per byte", justify="right")
+    for name, bits, ours in sorted(rows, key=lambda row: -row[1]):
+        table.add_row(name, f"{bits:.3f}", style="bold" if ours else "")
+    return table

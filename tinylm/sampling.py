@@ -1,0 +1,139 @@
+"""Logits to a distribution to an id. Pure functions of NumPy arrays, in float64.
+
+The order is Hugging Face's: temperature, top-k, top-p, min-p. Draws go by number, so that batching,
+streaming and the order of work cannot change what is sampled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tinylm.config import GenerateConfig
+from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
+from tinylm.errors import RequestError
+from tinylm.shapes import check_shape
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+UTF8_FORMS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((0x00, 0x7F),),
+    ((0xC2, 0xDF), (0x80, 0xBF)),
+    ((0xE0, 0xE0), (0xA0, 0xBF), (0x80, 0xBF)),
+    ((0xE1, 0xEC), (0x80, 0xBF), (0x80, 0xBF)),
+    ((0xED, 0xED), (0x80, 0x9F), (0x80, 0xBF)),
+    ((0xEE, 0xEF), (0x80, 0xBF), (0x80, 0xBF)),
+    ((0xF0, 0xF0), (0x90, 0xBF), (0x80, 0xBF), (0x80, 0xBF)),
+    ((0xF1, 0xF3), (0x80, 0xBF), (0x80, 0xBF), (0x80, 0xBF)),
+    ((0xF4, 0xF4), (0x80, 0x8F), (0x80, 0xBF), (0x80, 0xBF)),
+)
+"""The well-formed byte sequences of one character (Unicode Standard, table 3-7): a range per byte."""
+
+
+def distribution(
+    logits_V: npt.NDArray[np.floating[Any]], config: GenerateConfig, allowed_V: Mask | None = None
+) -> Floats:
+    """The probabilities (float64 [V], sum 1) from which the next id is drawn.
+
+    `allowed_V`: bool [V], ids that may be drawn; applied first. Then temperature, top-k, top-p, min-p,
+    each on what the one before left. Temperature 0 gives everything to the best id. On ties the lower
+    id ranks first, so `top_k=1` equals temperature 0. A logit of -inf is an id of probability 0.
+    Raises RequestError if a logit is NaN or +inf, or if no id is left; ShapeError for other shapes.
+    """
+    sizes = check_shape(logits_V, "V", name="logits_V", kind="float")
+    scores_V = logits_V.astype(np.float64)
+    bad = np.flatnonzero(np.isnan(scores_V) | (scores_V == np.inf))
+    if bad.size:
+        raise RequestError(
+            f"logits_V: the logit of id {int(bad[0])} is {scores_V[bad[0]]}, expected a finite number; "
+            "the weights or the precision are at fault: load an earlier checkpoint, or use float32"
+        )
+    if allowed_V is not None:
+        check_shape(allowed_V, "V", name="allowed_V", kind="bool", **sizes)
+        scores_V = np.where(allowed_V, scores_V, -np.inf)
+    if not sizes["V"] or scores_V.max() == -np.inf:
+        masked = "" if allowed_V is None else f" and {int(allowed_V.sum())} are allowed"
+        raise RequestError(
+            f"logits_V: none of {sizes['V']} ids can be drawn, expected at least one whose logit is "
+            f"above -inf{masked}; loosen the mask"
+        )
+    if config.temperature == 0:
+        best_V = np.zeros(sizes["V"])
+        best_V[scores_V.argmax()] = 1.0
+        return best_V
+    # The maximum becomes 0 before anything is divided: a tiny temperature then gives 0 and -inf, not NaN.
+    with np.errstate(over="ignore"):
+        weights_V = np.exp((scores_V - scores_V.max()) / config.temperature)
+    ranked = np.argsort(-scores_V, kind="stable")
+    if config.top_k:
+        weights_V[ranked[config.top_k :]] = 0.0
+    if config.top_p < 1:
+        sums = np.cumsum(weights_V[ranked])
+        weights_V[ranked[int(np.searchsorted(sums, config.top_p * sums[-1])) + 1 :]] = 0.0
+    # The best weight is 1, so the share of the best is the weight itself.
+    weights_V[weights_V < config.min_p] = 0.0
+    probabilities_V: Floats = weights_V / weights_V.sum()
+    return probabilities_V
+
+
+def uniform(seed: int, number: int) -> float:
+    """The uniform number in [0, 1) of draw `number` of a generation; a function of the two alone.
+
+    53 bits of BLAKE2b, so equal on every machine. Raises RequestError unless both are integers >= 0.
+    """
+    for name, value in (("seed", seed), ("number", number)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise RequestError(f"{name} is {value!r}, expected an integer of at least 0")
+    digest = hashlib.blake2b(f"tinylm draw {seed} {number}".encode("ascii"), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def draw(probabilities_V: Floats, u: float) -> int:
+    """The id at `u` in [0, 1) of the cumulative distribution; never an id of probability 0.
+
+    `probabilities_V`: float64 [V], at least one above 0; they need not sum to 1 exactly. Raises
+    RequestError for anything else.
+    """
+    check_shape(probabilities_V, "V", name="probabilities_V", kind="float")
+    if not 0 <= u < 1:
+        raise RequestError(f"u is {u!r}, expected a number from 0 to below 1")
+    sums = np.cumsum(probabilities_V, dtype=np.float64)
+    total = float(sums[-1]) if sums.size else 0.0
+    if not 0 < total < np.inf or probabilities_V.min() < 0:
+        raise RequestError(
+            f"probabilities_V: the sum is {total:g}, expected numbers of at least 0 with a sum above 0; "
+            "give what distribution() returns"
+        )
+    # side="right" skips ids that add nothing to the sum; u * total, rounded up, must not pass the last one.
+    found = int(np.searchsorted(sums, u * total, side="right"))
+    return min(found, int(np.searchsorted(sums, total)))
+
+
+def allowed_after(held: bytes, room: int | None = None) -> Mask:
+    """Which ids (bool [257]) may follow `held`, the begun bytes of a character, in well-formed UTF-8.
+
+    A document ends between characters only, so the boundary is allowed when nothing is held. `room`: how
+    many tokens may still be drawn, this one included; with it only characters that still fit may begin.
+    Drawing every byte of a generation under this mask, with its `room`, gives whole well-formed UTF-8.
+    Raises RequestError if nothing can follow.
+    """
+    allowed_V = np.zeros(VOCABULARY_SIZE, dtype=np.bool_)
+    for form in UTF8_FORMS:
+        begun = len(held) < len(form) and all(
+            low <= byte <= high for byte, (low, high) in zip(held, form, strict=False)
+        )
+        if begun and (room is None or len(form) - len(held) <= room):
+            low, high = form[len(held)]
+            allowed_V[low : high + 1] = True
+    allowed_V[DOC_BOUNDARY] = not held and (room is None or room > 0)
+    if not allowed_V.any():
+        space = "" if room is None else f" in {room} tokens"
+        raise RequestError(
+            f"held bytes {held.hex(' ')!r}: no id can complete a character{space}; "
+            "give only the bytes of the character that is not complete yet"
+        )
+    return allowed_V
