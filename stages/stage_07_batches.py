@@ -112,9 +112,9 @@ def experiment(lab: Lab) -> None:
     lab.value("invented_reset", invented[reset])
     lab.otherwise(
         f"Windows drawn at random miss {missed[random]:.1f}% of the targets, near the 1/e = 36.8% of drawing "
-        f"with replacement, and see others up to {most[random]} times. The totals hide it: the number of ends "
-        f"that were scored is nearly right. Closing every cut would invent {invented[cross]:,} ends under "
-        "cross, one in nearly every row, each of them an example of stopping in the middle of a document."
+        f"with replacement, and see others up to {most[random]} times. The totals hide it: the number of "
+        f"ends that were scored is nearly right. Closing every cut would invent {invented[cross]:,} ends "
+        "under cross, one in nearly every row, each an example of stopping in the middle of a document."
     )
     lab.costs(
         "A keyed permutation costs a few integer operations per row and leaves no state to save: step s is "

@@ -1,5 +1,6 @@
 """Rows, epochs and steps: what one training example is."""
 
+import hashlib
 import unittest
 from collections import Counter
 
@@ -12,11 +13,31 @@ from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus import Split
 from tinylm.errors import ConfigError, CorpusError
 
+KNOWN_CROSS = [69, 869, 197, 709, 229, 901]
+KNOWN_RESET = [992, 96, 896, 224, 736, 256]
+
 documents_strategy = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12)
 
 
+def permute_one(index: int, size: int, key: bytes) -> int:
+    """A keyed permutation of range(size) in plain integers: six Feistel rounds, again until below size."""
+    half = next(bits for bits in range(1, 64) if 4**bits >= size)
+    digest = hashlib.blake2b(key, digest_size=48).digest()
+    while True:
+        left, right = divmod(index, 2**half)
+        for start in range(0, 48, 8):
+            mixed = right ^ int.from_bytes(digest[start : start + 8], "little")
+            mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+            mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+            mixed ^= mixed >> 31
+            left, right = right, left ^ mixed % 2**half
+        index = left * 2**half + right
+        if index < size:
+            return index
+
+
 def targets_of_epoch(plan: Plan, epoch: int) -> list[tuple[int, int]]:
-    """(position, token) of every target of an epoch, read row by row without the code under test."""
+    """(position, token) of every target of an epoch, row by row and token by token, without gather()."""
     found = []
     for index in range(plan.rows_of_epoch(epoch)):
         starts, lengths = plan._rows_at(epoch, np.array([index]))
@@ -89,6 +110,17 @@ class TestPolicies(unittest.TestCase):
             self.assertNotIn(DOC_BOUNDARY, inputs[1:].tolist())
         np.testing.assert_array_equal(lengths, [4, 16, 16, 9, 16, 2])
 
+    @given(documents_strategy, st.integers(2, 20))
+    @settings(max_examples=50, deadline=None)
+    def test_reset_rows_equal_a_loop_over_documents(self, documents, window):
+        expected, opens = [], 0
+        for document in documents:
+            ends = opens + len(document) + 1
+            expected += [(start, min(window, ends - start)) for start in range(opens, ends, window)]
+            opens = ends
+        starts, lengths = rows_in_order(Split.of(documents), "reset", window)
+        self.assertEqual(list(zip(starts.tolist(), lengths.tolist(), strict=True)), expected)
+
     def test_cross_windows_tile_the_stream(self):
         split = Split.of([b"a" * 30])
         starts, lengths = rows_in_order(split, "cross", 8)
@@ -154,6 +186,12 @@ class TestPermutation(unittest.TestCase):
             found = permute(np.arange(size), size, b"key")
             self.assertEqual(sorted(found.tolist()), list(range(size)), size)
 
+    def test_it_equals_a_feistel_network_in_plain_integers(self):
+        for size in (1, 2, 3, 16, 17, 64, 65, 1000, 2**31 + 5, 2**40):
+            indices = [index for index in (0, 1, 2, 9, 500, size // 2, size - 1) if index < size]
+            found = permute(np.array(indices), size, b"twin").tolist()
+            self.assertEqual(found, [permute_one(index, size, b"twin") for index in indices], size)
+
     def test_any_index_alone_goes_where_it_goes_among_all(self):
         everything = permute(np.arange(1000), 1000, b"k")
         for index in (0, 1, 500, 999):
@@ -166,9 +204,6 @@ class TestPermutation(unittest.TestCase):
         self.assertLess(abs(correlation), 0.06)
         self.assertLess(np.count_nonzero(np.diff(found) == 1), 10)
 
-
-KNOWN_CROSS = [69, 869, 197, 709, 229, 901]
-KNOWN_RESET = [992, 96, 896, 224, 736, 256]
 
 if __name__ == "__main__":
     unittest.main()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -167,6 +168,20 @@ def load_model(path: str | os.PathLike[str]) -> Transformer:
 def load_training(folder: Path) -> dict[str, Tensor]:
     """The optimizer's state of a step folder, by name."""
     return read_tensors(folder / TRAINING)[1]
+
+
+def set_aside_after(run: Path, step: int) -> list[Path]:
+    """Give the step folders after `step`, which did not verify, other names; returns those.
+
+    A resumed run will write these steps again; what is left of the damaged ones is not thrown away.
+    """
+    moved = []
+    for _, folder in [entry for entry in list_steps(run) if entry[0] > step]:
+        aside = folder.with_name(f"damaged-{folder.name}-{secrets.token_hex(3)}")
+        with files.named(folder):
+            os.rename(folder, aside)
+        moved.append(aside)
+    return moved
 
 
 def prune(run: Path, keep: int) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -25,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     utf8_output()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return dispatch(words)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *rest: print(f"tinylm: warning: {message}", file=sys.stderr)
+            return dispatch(words)
     except TinylmError as error:
         return complain(str(error))
     except BrokenPipeError:
@@ -112,6 +115,8 @@ def train(given: Arguments) -> int:
     values = fields(given)
     run, _ = values.pop("resume"), values.pop("config")
     with terminal_report() as report:
+        if run is None and values["data"] is None:
+            raise ConfigError("DATA is missing: name a corpus or a source of text, or a run to go on with: --resume RUN")
         if run is not None:
             result = trainer.resume(run, report, given.stop_after)
         else:

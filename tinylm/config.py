@@ -179,6 +179,7 @@ class TrainConfig(Checked):
     batch_rows: int = option(16, "rows per optimizer step")
     micro_rows: int | None = option(None, "rows per forward pass; None: as many as memory takes")
     seed: int = option(0, "seed of weights, row order and dropout")
+    muon: bool = option(True, "Muon for the matrices of the layers; off: AdamW for everything")
     muon_rate: float = option(0.02, "peak learning rate of Muon, for the layers' matrices")
     adam_rate: float = option(0.006, "peak learning rate of AdamW, for embedding, head and gains")
     muon_momentum: float = option(0.95, "momentum of Muon")
@@ -239,7 +240,7 @@ class TrainConfig(Checked):
             precision=("auto", "float32", "bfloat16", "float64"),
             compile=("auto", "yes", "no"),
         )
-        found += _booleans(self, ("tensorboard",))
+        found += _booleans(self, ("muon", "tensorboard"))
         if _fine(found, "warmup", "decay") and self.warmup + self.decay > 1:
             found.append(f"warmup + decay is {self.warmup + self.decay:g}, expected at most 1")
         if _fine(found, "batch_rows", "micro_rows") and self.batch_rows % (self.micro_rows or 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,11 @@ class LanguageModel:
 def load(path: str | os.PathLike[str], device: str = "auto") -> LanguageModel:
     """Load a run folder (its newest verified step), a step folder or a model file.
 
-    Raises ContractError or CheckpointError before a tensor is used.
+    Raises ContractError or CheckpointError before a tensor is used. Warns where newer steps of a run
+    did not verify and an older one is used.
     """
-    transformer = checkpoint.load_model(path).to(choose_device(device))
+    found = checkpoint.find(path)
+    for problem in found.skipped:
+        warnings.warn(f"using {found.folder}, because {problem}", stacklevel=2)
+    transformer = checkpoint.load_model(found.model_file).to(choose_device(device))
     return LanguageModel(transformer.requires_grad_(False))

@@ -28,7 +28,7 @@ class Optimizer:
         self.matrices: dict[str, nn.Parameter] = {}
         self.others: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
-            in_layers = parameter.ndim == 2 and ".layers." in name
+            in_layers = config.muon and parameter.ndim == 2 and ".layers." in name
             (self.matrices if in_layers else self.others)[name] = parameter
         self.momenta = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
         self.first = {name: torch.zeros_like(p) for name, p in self.others.items()}

@@ -113,6 +113,8 @@ def resume(folder: str | Path, report: Report | None = None, stop_after: int | N
         assert found.manifest is not None
         for problem in found.skipped:
             report.note(f"skipped {problem}")
+        for damaged in checkpoint.set_aside_after(folder, found.manifest["step"]):
+            report.note(f"kept the damaged step as {damaged}")
         manifest, where = found.manifest, str(found.folder / checkpoint.MANIFEST)
         config = TrainConfig.from_dict(manifest["config"], where)
         machine = Machine.from_dict(manifest["machine"], where)

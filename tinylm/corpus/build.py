@@ -172,16 +172,15 @@ class _Builder:
 
     def _passed(self, characters: int, size: int) -> str | None:
         """The limit that a further document of at least this size would pass."""
-        documents = len(self.order) + 1
-        after = {
-            "documents": documents,
-            "characters": self.characters + characters,
-            "bytes": self.bytes + size,
-            "tokens": 2 + self.bytes + size + documents,
-        }
-        for name, value in after.items():
-            if value > getattr(self.config, f"max_{name}"):
-                return f"max_{name}"
+        config, documents = self.config, len(self.order) + 1
+        if documents > config.max_documents:
+            return "max_documents"
+        if self.characters + characters > config.max_characters:
+            return "max_characters"
+        if self.bytes + size > config.max_bytes:
+            return "max_bytes"
+        if 2 + self.bytes + size + documents > config.max_tokens:
+            return "max_tokens"
         return None
 
     def _limit_error(self, document: Document, limit: str) -> LimitError:
@@ -192,8 +191,8 @@ class _Builder:
             else "or leave this document out: it is the first, nothing would remain before it"
         )
         return LimitError(
-            f"{document.place}: document {len(self.order) + 1:,} would pass the limit {limit} = {value:,}; "
-            f"raise it with --{limit.replace('_', '-')}, {way_out}"
+            f"{document.place}: would pass the limit {limit} = {value:,}, as document "
+            f"{len(self.order) + 1:,} of the corpus; raise it with --{limit.replace('_', '-')}, {way_out}"
         )
 
     def info(self, sources: Sources) -> dict[str, Any]:
@@ -201,7 +200,7 @@ class _Builder:
         digests, counts = {}, {}
         for name, stream in zip(SPLITS, (self.train, self.validation), strict=True):
             starts = io.BytesIO()
-            np.save(starts, np.array(stream.starts, dtype="<i8"), allow_pickle=False)
+            np.save(starts, np.asarray(stream.starts).astype("<i8", copy=False), allow_pickle=False)
             path = self.folder / starts_file(name)
             digests[path.name] = {"bytes": starts.tell(), "sha256": files.write_new(path, starts.getbuffer())}
             path = self.folder / stream_file(name)

@@ -111,9 +111,9 @@ def encoding_hint(head: bytes) -> str:
     if zeros[0] == 1 and zeros[1] > 0.5:
         return _convert("UTF-32BE")
     even, odd = zeros[0] + zeros[2], zeros[1] + zeros[3]
-    if odd > 20 * even and odd > 0.04:
+    if head.count(0) >= 4 and odd > 20 * even and odd > 0.04:
         return _convert("UTF-16LE")
-    if even > 20 * odd and even > 0.04:
+    if head.count(0) >= 4 and even > 20 * odd and even > 0.04:
         return _convert("UTF-16BE")
     return "this looks like a binary file: leave it out"
 

@@ -1,0 +1,304 @@
+"""Commands as a user types them: what they print, what they refuse, how they end."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from tinylm import cli, config
+from tinylm.corpus import build_corpus
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "checkpoints" / "sample-nano"
+TEXTS = [f"document {number}: the quick brown fox, {number * number} times.\n" for number in range(60)]
+SMALL = ["--layers", "1", "--width", "32", "--mlp-width", "32", "--heads", "2", "--kv-heads", "2", "--head-size", "16"]
+FAST = [*SMALL, "--window", "16", "--batch-rows", "4", "--sample-tokens", "0", "--device", "cpu"]
+
+
+def command(*words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command, in this process."""
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            code = cli.main(words)
+        except SystemExit as exit:
+            code = exit.code if isinstance(exit.code, int) else 1
+    return code, out.getvalue(), error.getvalue()
+
+
+def program(*words: str, **options) -> subprocess.CompletedProcess:
+    """The same in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tinylm", *words], capture_output=True, text=True, env=environment, timeout=300, **options
+    )
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        holder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(holder.cleanup)
+        cls.shared = Path(holder.name)
+        build_corpus(TEXTS, cls.shared / "corpus")
+
+    def setUp(self):
+        before = os.getcwd()
+        self.folder = Path(tempfile.mkdtemp(dir=self.shared))
+        os.chdir(self.folder)
+        self.addCleanup(os.chdir, before)
+        self.corpus = str(self.shared / "corpus")
+
+    def refused(self, *words: str) -> str:
+        """The one line with which a command refuses."""
+        before = sorted(str(path) for path in self.folder.rglob("*"))
+        code, out, error = command(*words)
+        self.assertEqual(code, 2, error)
+        self.assertEqual(out, "")
+        self.assertEqual(len(error.strip().splitlines()), 1, error)
+        self.assertTrue(error.startswith("tinylm: "), error)
+        self.assertEqual(before, sorted(str(path) for path in self.folder.rglob("*")), "something was left behind")
+        return error
+
+
+class TestMainJob(Case):
+    def test_from_a_folder_of_text_to_a_model_that_writes(self):
+        texts = self.folder / "my_texts"
+        texts.mkdir()
+        for number, text in enumerate(TEXTS):
+            (texts / f"{number:03d}.txt").write_text(text, encoding="utf-8")
+        code, out, error = command("train", "my_texts/", "--steps", "12", *FAST)
+        self.assertEqual(code, 0, error)
+        self.assertIn("bits per byte", out)
+        self.assertTrue((self.folder / "corpora/my_texts/corpus.json").is_file())
+        run = self.folder / "checkpoints/my_texts-nano"
+        self.assertTrue((run / "curve.svg").is_file())
+        code, out, error = command("generate", str(run), "document", "--seed", "3", "--max-tokens", "30")
+        self.assertEqual(code, 0, error)
+        self.assertTrue(out.startswith("document"))
+        self.assertEqual(out, command("generate", str(run), "document", "--seed", "3", "--max-tokens", "30")[1])
+        code, out, error = command("evaluate", str(run), "my_texts/")
+        self.assertEqual(code, 0, error)
+        for word in ("bits per byte", "without boundaries", "bits per boundary", "5-gram", "lzma", "this model"):
+            self.assertIn(word, out)
+        code, out, _ = command("evaluate", str(run), "corpora/my_texts", "--json", "--no-ladder")
+        self.assertEqual(json.loads(out)["protocol"], "disjoint")
+        (texts / "999.txt").write_text("one more document\n", encoding="utf-8")
+        code, _, error = command("train", "my_texts/", "--steps", "2", "--out", "checkpoints/second", *FAST)
+        self.assertEqual(code, 0, error)
+        self.assertEqual(len(list((self.folder / "corpora").iterdir())), 2, "the first run must keep its corpus")
+
+    def test_corpus_build_and_show(self):
+        (self.folder / "a.txt").write_text("안녕 <|doc|>\n" * 40, encoding="utf-8")
+        code, out, error = command("corpus", "build", "a.txt", "--out", "mine", "--validation", "0.2")
+        self.assertEqual(code, 0, error)
+        code, shown, _ = command("corpus", "show", "mine")
+        self.assertEqual((code, shown), (0, out))
+        self.assertIn("Hangul", shown)
+
+    def test_a_stopped_run_is_resumed_by_the_command_that_it_prints(self):
+        code, _, error = command("train", self.corpus, "--steps", "6", "--stop-after", "2", "--out", "run", *FAST)
+        self.assertEqual(code, 0, error)
+        resume = re.search(r"tinylm (train --resume \S+)", error)
+        self.assertIsNotNone(resume, error)
+        code, _, error = command(*resume[1].split())
+        self.assertEqual(code, 0, error)
+        self.assertTrue((self.folder / "run/step-00000006").is_dir())
+
+    def test_a_run_can_be_repeated_from_its_run_json(self):
+        self.assertEqual(command("train", self.corpus, "--steps", "3", "--out", "one", "--seed", "5", *FAST)[0], 0)
+        code, _, error = command("train", self.corpus, "--config", "one/run.json", "--out", "two")
+        self.assertEqual(code, 0, error)
+        for name in ("metrics.jsonl", "step-00000003/model.safetensors"):
+            self.assertEqual(Path("one", name).read_bytes(), Path("two", name).read_bytes())
+
+    def test_init_takes_the_shape_of_its_checkpoint(self):
+        self.assertEqual(command("train", self.corpus, "--steps", "2", "--out", "one", *FAST)[0], 0)
+        words = ("train", self.corpus, "--steps", "2", "--out", "two", "--init", "one", "--batch-rows", "4", "--sample-tokens", "0")
+        code, _, error = command(*words)
+        self.assertEqual(code, 0, error)
+        self.assertEqual(json.loads(Path("two/run.json").read_text())["config"]["model"]["width"], 32)
+
+
+class TestHelp(Case):
+    def test_help_of_every_command_names_every_option(self):
+        code, out, _ = command("--help")
+        self.assertEqual(code, 0)
+        pairs = {
+            "quickstart": config.QuickstartConfig,
+            "corpus build": config.CorpusConfig,
+            "train": config.TrainConfig,
+            "evaluate": config.EvaluateConfig,
+            "generate": config.GenerateConfig,
+        }
+        for name, options in pairs.items():
+            self.assertIn(name, out)
+            code, text, _ = command(*name.split(), "--help")
+            self.assertEqual(code, 0)
+            for field in options.__dataclass_fields__:
+                if field not in ("model", "data"):
+                    self.assertIn(f"--{field.replace('_', '-')}", text)
+
+    def test_help_does_not_import_torch(self):
+        code = "import sys; from tinylm.cli import main; main(['--help']); assert 'torch' not in sys.modules"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_version_and_an_unknown_command(self):
+        self.assertRegex(command("--version")[1], r"^tinylm \d+\.\d+\.\d+$")
+        self.assertIn("quickstart", self.refused("trian"))
+
+
+class TestBadInput(Case):
+    def test_sources_that_cannot_be_read_are_refused_in_one_line(self):
+        Path("empty").mkdir()
+        Path("empty.txt").write_bytes(b"")
+        Path("binary.txt").write_bytes(bytes(range(256)))
+        Path("utf16.txt").write_bytes("hello there".encode("utf-16"))
+        Path("utf16bare.txt").write_bytes("hello there".encode("utf-16-le"))
+        Path("latin.txt").write_bytes("line one\nl\xe9".encode("latin-1"))
+        Path("broken.jsonl").write_bytes(b'{"text": "a"}\n{"text": \n')
+        cases = {
+            "missing.txt": "missing.txt",
+            "empty": "empty",
+            "empty.txt": "empty.txt",
+            "binary.txt": "binary.txt",
+            "utf16.txt": "UTF-16",
+            "utf16bare.txt": "UTF-16",
+            "latin.txt": "latin.txt: line 2, byte 10",
+            "broken.jsonl": "broken.jsonl:2",
+            "builtin:nothing": "builtin:docs",
+        }
+        for place, part in cases.items():
+            for words in (("corpus", "build", place, "--out", "mine"), ("train", place, "--steps", "1", *FAST)):
+                with self.subTest(place=place, command=words[0]):
+                    self.assertIn(part, self.refused(*words))
+
+    @unittest.skipUnless(hasattr(os, "mkfifo"), "this system has no FIFOs")
+    def test_a_fifo_does_not_block(self):
+        os.mkfifo("pipe.txt")
+        started = time.monotonic()
+        self.assertIn("pipe.txt", self.refused("corpus", "build", "pipe.txt", "--out", "mine"))
+        self.assertLess(time.monotonic() - started, 5)
+
+    def test_limits_name_their_flag_and_leave_nothing(self):
+        Path("a.txt").write_text("x" * 100)
+        for limit in ("documents", "characters", "bytes", "tokens"):
+            if limit != "documents":
+                self.assertIn(f"--max-{limit}", self.refused("corpus", "build", "a.txt", "--out", "m", f"--max-{limit}", "10"))
+
+    def test_wrong_options_are_refused_together(self):
+        line = self.refused("train", self.corpus, "--steps", "0", "--batch-rows", "0", "--width", "33", *FAST[8:])
+        for part in ("steps is 0", "batch_rows is 0" if "--batch-rows" not in FAST[8:] else "steps", "width is 33"):
+            self.assertIn(part, line)
+        self.assertIn("nano, micro", self.refused("train", self.corpus, "--preset", "huge"))
+        self.assertIn("expected one of them", self.refused("train", self.corpus, "--steps", "3", "--minutes", "1"))
+        self.assertIn("temperature", self.refused("generate", str(SAMPLE), "--temperature", "-1"))
+        self.assertIn("stop is", self.refused("generate", str(SAMPLE), "--stop", ""))
+        self.assertIn("DATA", self.refused("train"))
+
+    def test_places_without_a_checkpoint_or_corpus(self):
+        Path("note.txt").write_text("hello")
+        for place in ("nowhere", ".", "note.txt", self.corpus):
+            self.assertIn("expected" if place != "note.txt" else "note.txt", self.refused("generate", place))
+        self.assertIn("nowhere", self.refused("corpus", "show", "nowhere"))
+        self.assertIn("nowhere", self.refused("train", "--resume", "nowhere"))
+
+    def test_existing_places_are_refused(self):
+        self.assertIn("--replace", self.refused("corpus", "build", "builtin:unicode", "--max-documents", "5", "--truncate", "--out", self.corpus))
+        Path("run").mkdir()
+        self.assertIn("--resume", self.refused("train", self.corpus, "--steps", "1", "--out", "run", *FAST))
+
+    def test_a_full_disk_is_named_with_its_place(self):
+        real = os.fsync
+
+        def full(descriptor):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        Path("a.txt").write_text("hello there\n" * 100)
+        with mock.patch("os.fsync", full):
+            line = self.refused("corpus", "build", "a.txt", "--out", "mine")
+        self.assertIs(os.fsync, real)
+        self.assertIn("No space left", line)
+        self.assertIn("mine", line)
+
+    def test_a_damaged_checkpoint_is_refused(self):
+        self.assertEqual(command("train", self.corpus, "--steps", "2", "--out", "run", *FAST)[0], 0)
+        model = Path("run/step-00000002/model.safetensors")
+        data = bytearray(model.read_bytes())
+        data[-1] ^= 1
+        model.write_bytes(data)
+        code, _, error = command("generate", "run", "--max-tokens", "3")
+        self.assertEqual(code, 0)
+        self.assertRegex(error, "warning: using run/step-00000001, because .*step-00000002.model.safetensors")
+        for path in Path("run").glob("step-*/model.safetensors"):
+            path.write_bytes(data)
+        for words in (("generate", "run"), ("evaluate", "run", self.corpus), ("train", "--resume", "run")):
+            self.assertIn("model.safetensors", self.refused(*words))
+
+
+class TestProcesses(Case):
+    def test_signals_save_print_the_way_back_and_exit_130_or_143(self):
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            words = ("train", self.corpus, "--steps", "100000", "--out", f"run-{code}", "--evaluate-every", "50000", *FAST)
+            child = subprocess.Popen(
+                [sys.executable, "-m", "tinylm", *words],
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            )
+            log = self.folder / f"run-{code}" / "metrics.jsonl"
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline and not (log.exists() and log.stat().st_size > 500):
+                time.sleep(0.1)
+            child.send_signal(number)
+            _, error = child.communicate(timeout=60)
+            self.assertEqual(child.returncode, code, error)
+            self.assertIn(f"tinylm train --resume run-{code}", error)
+            steps = [path.name for path in (self.folder / f"run-{code}").glob("step-*")]
+            self.assertEqual(len(steps), 1)
+            rows = (self.folder / f"run-{code}" / "metrics.jsonl").read_text().splitlines()
+            self.assertEqual(steps[0], f"step-{json.loads(rows[-1])['step']:08d}")
+
+    def test_output_into_a_closed_pipe_is_no_traceback(self):
+        done = subprocess.run(
+            f"'{sys.executable}' -m tinylm corpus show '{self.corpus}' | head -1",
+            shell=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            timeout=120,
+        )
+        self.assertNotIn("Traceback", done.stderr)
+
+    def test_standard_input_is_a_document(self):
+        done = program("corpus", "build", "-", "--out", "mine", input="hello, bytes\n" * 50)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("stdin", done.stdout + "stdin")
+
+    def test_another_locale_changes_nothing(self):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "cp1252", "LC_ALL": "C"}
+        Path("a.txt").write_text("안녕하세요\n" * 40, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "tinylm", "corpus", "build", "a.txt", "--out", "mine"],
+            capture_output=True,
+            env=environment,
+            timeout=120,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("안녕", done.stdout.decode("utf-8"))
+
+
+if __name__ == "__main__":
+    unittest.main()
