@@ -116,12 +116,12 @@ def experiment(lab: Lab) -> None:
     hook = models["masked"].register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
     far, _, _ = write(models["masked"], "", GenerateConfig(seed=1, max_tokens=FAR))
     hook.remove()
-    ids, apart = [DOC_BOUNDARY, *far[:-1]], 0.0
+    ids, apart = [DOC_BOUNDARY, *far], 0.0
     running = Context(models["masked"], ids[:1])
-    for known in range(1, len(ids) + 1):
-        running.append(ids[known - 1]) if known > 1 else None
+    for known, token in enumerate(far, start=1):
         afresh = Context(models["masked"], ids[:known])
         apart = max(apart, float(np.abs(running.logits() - afresh.logits()).max()))
+        running.append(token)
     cached = lab.value("read_cached", sum(read))
     uncached = lab.value("read_uncached", sum(n - window_start(n, MODEL.window) for n in range(1, FAR + 1)))
     lab.note(
@@ -130,7 +130,7 @@ def experiment(lab: Lab) -> None:
     )
     lab.otherwise(
         "A full stop does not end a document, and 😊 ends one only the second time: what counts is where the "
-        "boundary stood in training. The masked model is as sure of every byte as the other. Where an end "
+        "boundary stood in training. The masked model is about as sure of its bytes as the other. Where an end "
         "belongs it goes on with what it has seen elsewhere, because each target that it was scored on "
         "pushed the boundary down. And a limit of 2 ends inside a character: the text shows U+FFFD, while "
         "the ids keep both bytes."

@@ -93,6 +93,14 @@ class TestEpochs(unittest.TestCase):
         self.assertGreater(len(offsets), 10)
         self.assertTrue(all(-16 < offset <= 0 for offset in offsets))
 
+    def test_each_epoch_shuffles_its_rows_anew(self):
+        split = Split.of([bytes(i % 256 for i in range(2000))])
+        for policy in ("cross", "reset"):
+            plan = Plan(split, policy, 16, 8, 0)
+            starts = [plan._rows_at(epoch, np.arange(plan.rows_of_epoch(epoch)))[0] for epoch in range(6)]
+            places = {tuple(np.argsort(np.argsort(some))[:50].tolist()) for some in starts}
+            self.assertEqual(len(places), 6, policy)
+
     def test_the_order_is_the_same_on_every_machine(self):
         split = Split.of([bytes(i % 256 for i in range(1000))])
         self.assertEqual(Plan(split, "cross", 32, 6, 0).rows(0)[0].tolist(), KNOWN_CROSS)

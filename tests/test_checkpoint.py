@@ -149,6 +149,14 @@ class TestModelFile(Case):
                 checkpoint.load_model(path)
             self.assertIn(str(path), str(caught.exception))
 
+    def test_a_file_of_another_length_is_told_its_own(self):
+        data = checkpoint.model_bytes(self.model)
+        path = self.run_folder / "model.safetensors"
+        for damaged in (data[:-1], data + b"\0"):
+            path.write_bytes(damaged)
+            with self.assertRaisesRegex(CheckpointError, f"{len(damaged):,} bytes, expected {len(data):,}"):
+                checkpoint.load_model(path)
+
 
 class TestSteps(Case):
     def test_a_step_verifies_and_gives_back_both_states(self):
@@ -183,6 +191,18 @@ class TestSteps(Case):
                 self.assertIn(str(folder), str(caught.exception))
             path.write_bytes(whole)
         checkpoint.verify_step(folder)
+
+    def test_a_whole_manifest_of_another_contract_or_format_is_refused(self):
+        path = self.save(1) / "manifest.json"
+        manifest = json.loads(path.read_bytes())
+        for change, error, message in (
+            ({"contract": {**contract.contract(), "boundary_id": 10}}, ContractError, "found 10"),
+            ({"contract": None}, ContractError, "no tokenizer contract"),
+            ({"format": 2}, CheckpointError, "format is 2, expected 1"),
+        ):
+            path.write_bytes(files.readable_json(files.seal({**manifest, **change})))
+            with self.assertRaisesRegex(error, message):
+                checkpoint.verify_step(path.parent)
 
     def test_the_newest_step_that_verifies_is_found_and_the_others_are_named(self):
         self.save(1)

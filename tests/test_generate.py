@@ -12,12 +12,13 @@ import torch.nn.functional as F
 
 from tests.scripted import ScriptedModel, scripted
 from tests.test_events import case_limit, check_case, check_invariants, oracle, recorded_cases
-from tinylm.config import GenerateConfig, ModelConfig, Policy
+from tinylm.config import GenerateConfig, ModelConfig, Policy, TrainConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import ConfigError, ContractError, RequestError
 from tinylm.events import End, Event
 from tinylm.generate import Context, Model, generate, prompt_ids, window_start
 from tinylm.model import Transformer
+from tinylm.optimizer import Optimizer, rate_scale
 from tinylm.sampling import uniform
 
 GREEDY = GenerateConfig(temperature=0.0)
@@ -383,20 +384,19 @@ def overfit(rows: Sequence[Sequence[int]], scored_from: Sequence[int], steps: in
     for index, (row, first) in enumerate(zip(rows, scored_from, strict=True)):
         inputs[index, : len(row) - 1] = torch.tensor(row[:-1])
         targets[index, first - 1 : len(row) - 1] = torch.tensor(row[first:])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = Optimizer(model, TrainConfig(data="rows", muon_rate=0.02, adam_rate=0.02))
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = 0.01 * min(1.0, (step + 1) / 10, 2 * (1 - step / steps))
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=-1)
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        optimizer.step(rate_scale(step, steps, warmup=0.02, decay=0.6))
     return model
 
 
 @functools.cache
 def trained_on_documents() -> Transformer:
     rows = [[DOC_BOUNDARY, *text.encode(), DOC_BOUNDARY] for text in DOCUMENTS]
-    return overfit(rows, [1] * len(rows), steps=200)
+    return overfit(rows, [1] * len(rows), steps=60)
 
 
 @functools.cache
@@ -404,7 +404,7 @@ def trained_on_cases() -> tuple[Transformer, dict[tuple[int, ...], tuple[int, in
     """A model that continues [256, key] with a case's script, and the prompt of each script."""
     distinct = sorted({tuple(case["script"]) for case in recorded_cases()})
     prompts = {script: (DOC_BOUNDARY, key) for key, script in enumerate(distinct)}
-    model = overfit([[*prompts[script], *script] for script in distinct], [2] * len(distinct), steps=250)
+    model = overfit([[*prompts[script], *script] for script in distinct], [2] * len(distinct), steps=100)
     return model, prompts
 
 

@@ -98,6 +98,10 @@ class HandWorkedValues(unittest.TestCase):
         for config in (options(temperature=0.0), options(top_k=1), options(top_p=0.1)):
             self.assertEqual(distribution(tied, config).tolist(), [0, 1, 0, 0])
         self.assertEqual(distribution(tied, options(top_k=2)).tolist(), [0, 0.5, 0.5, 0])
+        # Many ties among many ids, where a sort that is not stable shows.
+        many = np.random.default_rng(0).integers(0, 3, 257).astype(np.float64)
+        kept = np.flatnonzero(distribution(many, options(top_k=20)))
+        np.testing.assert_array_equal(kept, np.flatnonzero(many == 2)[:20])
 
     def test_top_k_1_is_greedy_where_rounding_hides_the_best(self) -> None:
         # Divided by the temperature, the two differ by less than exp() can tell.

@@ -34,7 +34,7 @@ def quickstart(config: QuickstartConfig, out: Console) -> TrainResult:
     training = TrainConfig(
         data=corpus.path.as_posix(),
         out=free_name("checkpoints/quickstart"),
-        steps=30 if config.quick else None,
+        steps=16 if config.quick else None,
         minutes=None if config.quick else config.minutes,
         seed=config.seed,
     )

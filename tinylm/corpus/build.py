@@ -17,7 +17,7 @@ from tinylm.config import CorpusConfig
 from tinylm.corpus.opened import FILES, MANIFEST, SPLITS, open_corpus, starts_file, stream_file
 from tinylm.corpus.scripts import by_script
 from tinylm.corpus.split import Corpus
-from tinylm.corpus.streams import Stream
+from tinylm.corpus.streams import WIDTH, Stream
 from tinylm.corpus.tail import Largest, hold_out_tail, misses
 from tinylm.corpus.utf8 import Checker
 from tinylm.errors import CorpusError, LimitError
@@ -204,7 +204,7 @@ class _Builder:
             path = self.folder / starts_file(name)
             digests[path.name] = {"bytes": starts.tell(), "sha256": files.write_new(path, starts.getbuffer())}
             path = self.folder / stream_file(name)
-            digests[path.name] = {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
+            digests[path.name] = {"bytes": stream.tokens * WIDTH, "sha256": stream.sha256.hexdigest()}
             census = stream.census.counts()
             counts[name] = {
                 "documents": len(stream.starts),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +17,23 @@ from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus.scripts import Census, Counts
 
 WIDTH = 2
-BLOCK = 1 << 18
-Mark = tuple[int, int, Counts]
+BLOCK = 1 << 16
+
+
+class Mark(NamedTuple):
+    """Where a stream ended at some time, for going back to it."""
+
+    tokens: int
+    documents: int
+    counts: Counts
+    sha256: hashlib._Hash
 
 
 class Stream:
     """A stream file that grows at its end. The first token is a boundary; the caller adds documents.
 
-    `starts` holds the index of each document's first byte, `tokens` is the length.
+    `starts` holds the index of each document's first byte, `tokens` is the length, `sha256` that of the
+    tokens in the file (all of them after `flush`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,6 +41,7 @@ class Stream:
         self.starts = array("q")
         self.tokens = 0
         self.census = Census()
+        self.sha256 = hashlib.sha256()
         self._file = io.FileIO(path, "x+")
         self._block = np.empty(BLOCK, "<u2")
         self._filled = 0
@@ -61,14 +73,15 @@ class Stream:
 
     def mark(self) -> Mark:
         """Where the stream ends: for `cut`."""
-        return self.tokens, len(self.starts), self.census.counts()
+        self.flush()
+        return Mark(self.tokens, len(self.starts), self.census.counts(), self.sha256.copy())
 
     def cut(self, mark: Mark) -> None:
         """Go back to a mark."""
         self.flush()
-        self.tokens, documents, counts = mark
-        self.census.restore(counts)
-        del self.starts[documents:]
+        self.tokens, self.sha256 = mark.tokens, mark.sha256.copy()
+        self.census.restore(mark.counts)
+        del self.starts[mark.documents :]
         with files.named(self.path):
             self._file.truncate(self.tokens * WIDTH)
             self._file.seek(0, io.SEEK_END)
@@ -100,8 +113,8 @@ class Stream:
     def move(self, source: Stream, mark: Mark) -> None:
         """Take over the document that `source` holds after a mark of it, and has not ended yet."""
         self.start()
-        self.copy(source, mark[0], source.tokens)
-        self.census.restore(self.census.counts() + source.census.counts() - mark[2])
+        self.copy(source, mark.tokens, source.tokens)
+        self.census.restore(self.census.counts() + source.census.counts() - mark.counts)
         source.cut(mark)
 
     def close(self) -> None:
@@ -118,5 +131,6 @@ class Stream:
             self.flush()
 
     def _append(self, block: npt.NDArray[np.uint16]) -> None:
+        self.sha256.update(block.data)
         with files.named(self.path):
             files.write_all(self._file, block.data)
