@@ -28,7 +28,9 @@ def seconds(code: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     times: dict[str, list[float]] = {name: [] for name in NAMES}
@@ -38,8 +40,8 @@ def main() -> int:
             if turn:  # the first round warms the disk cache
                 times[name].append(taken)
     base = statistics.median(times["torch"])
-    for name, taken in times.items():
-        middle = statistics.median(taken)
+    for name, seconds_taken in times.items():
+        middle = statistics.median(seconds_taken)
         print(f"{name:<40} {middle:6.3f} s   adds {middle - base:6.3f} s")
     return 0 if statistics.median(times["torch, then tinylm with train and load"]) - base < 0.3 else 1
 

@@ -27,7 +27,9 @@ RESERVED_S = 8.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text", type=Path, help="the file tinyshakespeare.txt")
     parser.add_argument("--minutes", type=float, default=3.0, help="wall clock, everything included")
     parser.add_argument("--preset", default="nano")
@@ -39,7 +41,13 @@ def main() -> int:
         corpus = build_corpus(options.text, Path(folder) / "corpus", CorpusConfig())
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "tinylm", "train", str(corpus.path), "--out", str(run)]
-        command += ["--preset", options.preset, "--minutes", str(options.minutes - RESERVED_S / 60), *options.flags]
+        command += [
+            "--preset",
+            options.preset,
+            "--minutes",
+            str(options.minutes - RESERVED_S / 60),
+            *options.flags,
+        ]
         started = time.monotonic()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         seconds = time.monotonic() - started

@@ -112,7 +112,8 @@ def experiment(lab: Lab) -> None:
     lab.otherwise(
         f"A split by hash keeps repetitions together but misses its share: {share:.1f} % of the bytes, "
         "not 10 %. And one document cannot be split by hash at all: its tail is held out, so that its "
-        f"training part has {one.train.boundaries} boundary targets and the tail {one.validation.boundaries}: "
+        f"training part has {one.train.boundaries} boundary targets and the tail "
+        f"{one.validation.boundaries}: "
         "together still one per document."
     )
     lab.costs(

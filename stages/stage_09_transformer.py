@@ -19,10 +19,13 @@ STAGE = Stage(
     number=9,
     title="transformer",
     question="What does each parameter buy?",
-    hypothesis="With 257 tokens the embedding is small change: the layers hold nearly everything, and the MLPs most "
-    "of that. At equal steps, doubling the width buys more than doubling the layers, and a second key/value head "
+    hypothesis="With 257 tokens the embedding is small change: the layers hold nearly everything, and the "
+    "MLPs most "
+    "of that. At equal steps, doubling the width buys more than doubling the layers, and a second key/value "
+    "head "
     "is worth its parameters.",
-    experiment="count parameters and operations by formula and by inspection; train five shapes for equally many "
+    experiment="count parameters and operations by formula and by inspection; train five shapes for equally "
+    "many "
     "steps on the same text",
     next="When is a loss curve right?",
 )
@@ -90,7 +93,10 @@ def experiment(lab: Lab) -> None:
         lab.value(f"{name}_token_share", 100 * found["embedding and head"] / total, tolerance=0.05)
     lab.table(["preset", "parameters", *counted(Transformer(BASE)), "FLOPs / (2 x parameters)"], rows)
     losses = [first_loss(PRESETS[name]) for name in ("nano", "micro", "mini")]
-    lab.note(f"first loss of the three: {', '.join(f'{loss:.4f}' for loss in losses)}; ln 257 = {math.log(257):.4f}")
+    lab.note(
+        f"first loss of the three: {', '.join(f'{loss:.4f}' for loss in losses)}; ln 257 = "
+        f"{math.log(257):.4f}"
+    )
 
     table, bits = [], {}
     with workspace() as folder:
@@ -101,26 +107,47 @@ def experiment(lab: Lab) -> None:
             gained = bits["base: 1 layer x 32"] - bits[name]
             more = parameter_count(config) / parameter_count(BASE)
             flops = flops_per_token(config, config.window) / flops_per_token(BASE, BASE.window)
-            table.append([name, parameter_count(config), f"{more:.2f} x", f"{flops:.2f} x", bits[name], f"{gained:+.3f}"])
+            table.append(
+                [
+                    name,
+                    parameter_count(config),
+                    f"{more:.2f} x",
+                    f"{flops:.2f} x",
+                    bits[name],
+                    f"{gained:+.3f}",
+                ]
+            )
     lab.table(["shape", "parameters", "of base", "FLOPs of base", "bits per byte", "gained"], table)
     names = list(SHAPES)
     for key, name in zip(("base", "layers", "width", "mlp", "grouped"), names, strict=True):
         lab.value(f"{key}_bits", bits[name], tolerance=0.08)
+    wider, deeper, shared = (
+        bits[names[0]] - bits[name] for name in ("width 64", "2 layers", "1 key/value head")
+    )
+    added = [parameter_count(SHAPES[name]) - parameter_count(BASE) for name in ("width 64", "2 layers")]
     lab.otherwise(
-        f"Embedding and head are {rows[0][2]} of nano and half of the base shape here, so at this size the tokens are "
-        "not small change; yet they cost no operations on the way in (a look-up) and few on the way out. Sharing "
-        f"one key/value head between two query heads moves the result by {bits[names[4]] - bits[names[0]]:+.3f} bits "
-        "per byte: that is where a larger model saves."
+        f"Doubling the width bought {wider:.3f} bits per byte and the second layer {deeper:.3f}, with a "
+        "quarter of the "
+        f"parameters ({added[1]:,} instead of {added[0]:,} more): per parameter, depth wins here. Taking "
+        "away one "
+        f"key/value head of two saves 2,048 parameters and costs {-shared:.3f}; doubling the MLP hardly "
+        "shows. "
+        "The MLPs hold most parameters, and at this length of training they are the worst buy."
     )
     lab.costs(
-        "A parameter of a matrix costs two operations per token forward and four backward; attention adds a term that "
-        "grows with the window. Tensor names and shapes are an interface: exports, checkpoints and other programs read them."
+        "A parameter of a matrix costs two operations per token forward and four backward; attention adds a "
+        "term that "
+        "grows with the window. Tensor names and shapes are an interface: exports, checkpoints and other "
+        "programs read them."
     )
     lab.proves(
-        "that the formulas count this model exactly, that the first loss is ln 257, and what one doubling bought here.",
+        "that the formulas count this model exactly, that the first loss is ln 257, and what one doubling "
+        "bought here.",
         does_not_prove="that the order holds for longer training: a larger model needs more text to pay.",
     )
-    lab.check("the first loss is ln 257 within 0.05", all(abs(loss - math.log(257)) < 0.05 for loss in losses))
+    lab.check(
+        "the first loss is ln 257 within 0.05", all(abs(loss - math.log(257)) < 0.05 for loss in losses)
+    )
     lab.check("every shape learns", all(value < 6.5 for value in bits.values()))
     lab.check("twice the width helps", lab.quick or bits["width 64"] < bits["base: 1 layer x 32"])
 

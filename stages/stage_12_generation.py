@@ -94,8 +94,10 @@ def experiment(lab: Lab) -> None:
     lab.note(f"masked, seed 0: {write(models['masked'], '', configs[0])[1]!r}, and the limit of {LIMIT}")
 
     texts = ("😊", "😊📚", "😊📚😊", "Two cats sleep.", "Two cats sleep.\nOne wakes.")
-    likely = [[repr(text), *(end_probability(models[name], text) for name in models)] for text in texts]
-    lab.table(["so far", "p(ends here), scored", "masked"], likely)
+    likely = {text: [end_probability(models[name], text) for name in models] for text in texts}
+    lab.table(["so far", "p(ends here), scored", "masked"], [[repr(text), *p] for text, p in likely.items()])
+    lab.value("p_stop", likely["Two cats sleep."][0], tolerance=0.05)
+    lab.value("p_end", likely["😊📚😊"][0], tolerance=0.05)
 
     model, emoji = models["scored"], encode("😊📚😊")
     asked: dict[str, tuple[str | Ids, GenerateConfig]] = {
@@ -129,11 +131,11 @@ def experiment(lab: Lab) -> None:
         f"{uncached:,.0f} without; logits differ by at most {apart:.0e}"
     )
     lab.otherwise(
-        "A full stop does not end a document, and 😊 ends one only the second time: what counts is where the "
-        "boundary stood in training. The masked model is about as sure of its bytes as the other. Where an end "
-        "belongs it goes on with what it has seen elsewhere, because each target that it was scored on "
-        "pushed the boundary down. And a limit of 2 ends inside a character: the text shows U+FFFD, while "
-        "the ids keep both bytes."
+        "A full stop does not end a document, and 😊 ends one only the second time: what counts is where "
+        "the boundary stood in training. The masked model is about as sure of its bytes as the other. Where "
+        "an end belongs it goes on with what it has seen elsewhere, because each target that it was scored "
+        "on pushed the boundary down. And a limit of 2 ends inside a character: the text shows U+FFFD, "
+        "while the ids keep both bytes."
     )
     lab.costs(
         "one forward pass per byte, so 안녕하세요. costs 17 for 6 characters. Past the window its last half "

@@ -207,6 +207,8 @@ class TheLadder(unittest.TestCase):
     def test_nothing_to_score_is_refused(self) -> None:
         with self.assertRaisesRegex(RequestError, "validation: holds no byte"):
             ladder(self.train, Split.of([], "validation"))
+        with self.assertRaisesRegex(RequestError, "order is 0"):
+            self.rungs(orders=(0, 2))
         with self.assertRaisesRegex(RequestError, "limit is 0"):
             self.rungs(limit=0)
         with self.assertRaisesRegex(RequestError, "compressor 'gzip'"):

@@ -248,6 +248,38 @@ class TestSteps(Case):
             self.save(3)
         self.assertEqual((checkpoint.step_folder(self.run_folder, 3) / "manifest.json").read_bytes(), before)
 
+    def test_a_renamed_step_folder_is_not_that_step(self):
+        folder = self.save(1)
+        folder.rename(folder.with_name("step-00000099"))
+        with self.assertRaisesRegex(CheckpointError, "is of step 1"):
+            checkpoint.verify_step(folder.with_name("step-00000099"))
+
+    def test_a_sealed_manifest_without_its_parts_is_refused_by_name(self):
+        folder = self.save(1)
+        path = folder / "manifest.json"
+        whole = json.loads(path.read_bytes())
+        for change in ({"files": None}, {"files": {}}, {"files": {"model.safetensors": 3}}, {"step": "1"}):
+            path.write_bytes(files.readable_json(files.seal({**whole, **change})))
+            with self.assertRaisesRegex(CheckpointError, "manifest.json"):
+                checkpoint.verify_step(folder)
+
+    def test_offsets_that_are_no_integers_are_refused(self):
+        data = checkpoint.model_bytes(self.model)
+        for end in ('"5"', "null", "1.5", "true"):
+            header = header_of(data)
+            last = header["lm_head.weight"]["data_offsets"][1]
+            text = json.dumps(header).replace(f", {last}]", f", {end}]", 1)
+            with self.assertRaisesRegex(CheckpointError, "data_offsets"):
+                checkpoint.read_header(with_header(data, text), "here")
+
+    def test_a_float64_model_stays_float64(self):
+        model = Transformer(TINY, seed=2).double()
+        with torch.no_grad():
+            model.model.norm.weight.fill_(1 / 3)
+        checkpoint.save_model(self.run_folder / "model.safetensors", model)
+        found = checkpoint.load_model(self.run_folder / "model.safetensors")
+        self.assertTrue(torch.equal(found.model.norm.weight, model.model.norm.weight))
+
     def test_prune_keeps_the_highest_steps(self):
         for step in (2, 10, 9, 100):
             self.save(step)

@@ -21,7 +21,20 @@ from tinylm.corpus import build_corpus
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "checkpoints" / "sample-nano"
 TEXTS = [f"document {number}: the quick brown fox, {number * number} times.\n" for number in range(60)]
-SMALL = ["--layers", "1", "--width", "32", "--mlp-width", "32", "--heads", "2", "--kv-heads", "2", "--head-size", "16"]
+SMALL = [
+    "--layers",
+    "1",
+    "--width",
+    "32",
+    "--mlp-width",
+    "32",
+    "--heads",
+    "2",
+    "--kv-heads",
+    "2",
+    "--head-size",
+    "16",
+]
 FAST = [*SMALL, "--window", "16", "--batch-rows", "4", "--sample-tokens", "0", "--device", "cpu"]
 
 
@@ -40,7 +53,12 @@ def program(*words: str, **options) -> subprocess.CompletedProcess:
     """The same in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "tinylm", *words], capture_output=True, text=True, env=environment, timeout=300, **options
+        [sys.executable, "-m", "tinylm", *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        **options,
     )
 
 
@@ -67,7 +85,9 @@ class Case(unittest.TestCase):
         self.assertEqual(out, "")
         self.assertEqual(len(error.strip().splitlines()), 1, error)
         self.assertTrue(error.startswith("tinylm: "), error)
-        self.assertEqual(before, sorted(str(path) for path in self.folder.rglob("*")), "something was left behind")
+        self.assertEqual(
+            before, sorted(str(path) for path in self.folder.rglob("*")), "something was left behind"
+        )
         return error
 
 
@@ -86,17 +106,28 @@ class TestMainJob(Case):
         code, out, error = command("generate", str(run), "document", "--seed", "3", "--max-tokens", "30")
         self.assertEqual(code, 0, error)
         self.assertTrue(out.startswith("document"))
-        self.assertEqual(out, command("generate", str(run), "document", "--seed", "3", "--max-tokens", "30")[1])
+        self.assertEqual(
+            out, command("generate", str(run), "document", "--seed", "3", "--max-tokens", "30")[1]
+        )
         code, out, error = command("evaluate", str(run), "my_texts/")
         self.assertEqual(code, 0, error)
-        for word in ("bits per byte", "without boundaries", "bits per boundary", "5-gram", "lzma", "this model"):
+        for word in (
+            "bits per byte",
+            "without boundaries",
+            "bits per boundary",
+            "5-gram",
+            "lzma",
+            "this model",
+        ):
             self.assertIn(word, out)
         code, out, _ = command("evaluate", str(run), "corpora/my_texts", "--json", "--no-ladder")
         self.assertEqual(json.loads(out)["protocol"], "disjoint")
         (texts / "999.txt").write_text("one more document\n", encoding="utf-8")
         code, _, error = command("train", "my_texts/", "--steps", "2", "--out", "checkpoints/second", *FAST)
         self.assertEqual(code, 0, error)
-        self.assertEqual(len(list((self.folder / "corpora").iterdir())), 2, "the first run must keep its corpus")
+        self.assertEqual(
+            len(list((self.folder / "corpora").iterdir())), 2, "the first run must keep its corpus"
+        )
 
     def test_corpus_build_and_show(self):
         (self.folder / "a.txt").write_text("안녕 <|doc|>\n" * 40, encoding="utf-8")
@@ -107,7 +138,9 @@ class TestMainJob(Case):
         self.assertIn("Hangul", shown)
 
     def test_a_stopped_run_is_resumed_by_the_command_that_it_prints(self):
-        code, _, error = command("train", self.corpus, "--steps", "6", "--stop-after", "2", "--out", "run", *FAST)
+        code, _, error = command(
+            "train", self.corpus, "--steps", "6", "--stop-after", "2", "--out", "run", *FAST
+        )
         self.assertEqual(code, 0, error)
         resume = re.search(r"tinylm (train --resume \S+)", error)
         self.assertIsNotNone(resume, error)
@@ -116,7 +149,9 @@ class TestMainJob(Case):
         self.assertTrue((self.folder / "run/step-00000006").is_dir())
 
     def test_a_run_can_be_repeated_from_its_run_json(self):
-        self.assertEqual(command("train", self.corpus, "--steps", "3", "--out", "one", "--seed", "5", *FAST)[0], 0)
+        self.assertEqual(
+            command("train", self.corpus, "--steps", "3", "--out", "one", "--seed", "5", *FAST)[0], 0
+        )
         code, _, error = command("train", self.corpus, "--config", "one/run.json", "--out", "two")
         self.assertEqual(code, 0, error)
         for name in ("metrics.jsonl", "step-00000003/model.safetensors"):
@@ -124,7 +159,20 @@ class TestMainJob(Case):
 
     def test_init_takes_the_shape_of_its_checkpoint(self):
         self.assertEqual(command("train", self.corpus, "--steps", "2", "--out", "one", *FAST)[0], 0)
-        words = ("train", self.corpus, "--steps", "2", "--out", "two", "--init", "one", "--batch-rows", "4", "--sample-tokens", "0")
+        words = (
+            "train",
+            self.corpus,
+            "--steps",
+            "2",
+            "--out",
+            "two",
+            "--init",
+            "one",
+            "--batch-rows",
+            "4",
+            "--sample-tokens",
+            "0",
+        )
         code, _, error = command(*words)
         self.assertEqual(code, 0, error)
         self.assertEqual(json.loads(Path("two/run.json").read_text())["config"]["model"]["width"], 32)
@@ -151,7 +199,9 @@ class TestHelp(Case):
 
     def test_help_does_not_import_torch(self):
         code = "import sys; from tinylm.cli import main; main(['--help']); assert 'torch' not in sys.modules"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_version_and_an_unknown_command(self):
@@ -180,7 +230,10 @@ class TestBadInput(Case):
             "builtin:nothing": "builtin:docs",
         }
         for place, part in cases.items():
-            for words in (("corpus", "build", place, "--out", "mine"), ("train", place, "--steps", "1", *FAST)):
+            for words in (
+                ("corpus", "build", place, "--out", "mine"),
+                ("train", place, "--steps", "1", *FAST),
+            ):
                 with self.subTest(place=place, command=words[0]):
                     self.assertIn(part, self.refused(*words))
 
@@ -195,14 +248,25 @@ class TestBadInput(Case):
         Path("a.txt").write_text("x" * 100)
         for limit in ("documents", "characters", "bytes", "tokens"):
             if limit != "documents":
-                self.assertIn(f"--max-{limit}", self.refused("corpus", "build", "a.txt", "--out", "m", f"--max-{limit}", "10"))
+                self.assertIn(
+                    f"--max-{limit}",
+                    self.refused("corpus", "build", "a.txt", "--out", "m", f"--max-{limit}", "10"),
+                )
 
     def test_wrong_options_are_refused_together(self):
-        line = self.refused("train", self.corpus, "--steps", "0", "--batch-rows", "0", "--width", "33", *FAST[8:])
-        for part in ("steps is 0", "batch_rows is 0" if "--batch-rows" not in FAST[8:] else "steps", "width is 33"):
+        line = self.refused(
+            "train", self.corpus, "--steps", "0", "--batch-rows", "0", "--width", "33", *FAST[8:]
+        )
+        for part in (
+            "steps is 0",
+            "batch_rows is 0" if "--batch-rows" not in FAST[8:] else "steps",
+            "width is 33",
+        ):
             self.assertIn(part, line)
         self.assertIn("nano, micro", self.refused("train", self.corpus, "--preset", "huge"))
-        self.assertIn("expected one of them", self.refused("train", self.corpus, "--steps", "3", "--minutes", "1"))
+        self.assertIn(
+            "expected one of them", self.refused("train", self.corpus, "--steps", "3", "--minutes", "1")
+        )
         self.assertIn("temperature", self.refused("generate", str(SAMPLE), "--temperature", "-1"))
         self.assertIn("stop is", self.refused("generate", str(SAMPLE), "--stop", ""))
         self.assertIn("DATA", self.refused("train"))
@@ -215,7 +279,19 @@ class TestBadInput(Case):
         self.assertIn("nowhere", self.refused("train", "--resume", "nowhere"))
 
     def test_existing_places_are_refused(self):
-        self.assertIn("--replace", self.refused("corpus", "build", "builtin:unicode", "--max-documents", "5", "--truncate", "--out", self.corpus))
+        self.assertIn(
+            "--replace",
+            self.refused(
+                "corpus",
+                "build",
+                "builtin:unicode",
+                "--max-documents",
+                "5",
+                "--truncate",
+                "--out",
+                self.corpus,
+            ),
+        )
         Path("run").mkdir()
         self.assertIn("--resume", self.refused("train", self.corpus, "--steps", "1", "--out", "run", *FAST))
 
@@ -250,7 +326,17 @@ class TestBadInput(Case):
 class TestProcesses(Case):
     def test_signals_save_print_the_way_back_and_exit_130_or_143(self):
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-            words = ("train", self.corpus, "--steps", "100000", "--out", f"run-{code}", "--evaluate-every", "50000", *FAST)
+            words = (
+                "train",
+                self.corpus,
+                "--steps",
+                "100000",
+                "--out",
+                f"run-{code}",
+                "--evaluate-every",
+                "50000",
+                *FAST,
+            )
             child = subprocess.Popen(
                 [sys.executable, "-m", "tinylm", *words],
                 stderr=subprocess.PIPE,

@@ -233,8 +233,42 @@ class BuilderTest(Case):
         seen: list[tuple[int, int]] = []
         with mock.patch.object(build_room, "REPORTED", 10):
             build_corpus(["12345678"] * 10, self.out, progress=lambda *counts: seen.append(counts))
-        self.assertEqual(seen[0], (2, 16))
+        self.assertEqual(seen[0], (1, 16))
         self.assertEqual(seen, sorted(seen))
+
+    def test_digests_survive_cutting_and_copying(self) -> None:
+        draw = random.Random(2)
+        for _ in range(60):
+            with mock.patch.object(streams, "BLOCK", 7), mock.patch.object(streams, "SNAPSHOT", 20):
+                first = streams.Stream(self.folder / "first")
+                second = streams.Stream(self.folder / "second")
+            expected = [[BOUNDARY], [BOUNDARY]]
+            with mock.patch.object(streams, "BLOCK", 7), mock.patch.object(streams, "SNAPSHOT", 20):
+                for _ in range(draw.randrange(20)):
+                    side, stream = draw.choice(list(enumerate((first, second))))
+                    what = draw.randrange(4)
+                    if what == 0:
+                        data = bytes(draw.choices(b"abc", k=draw.randrange(30)))
+                        stream.write(data, None)
+                        expected[side] += data
+                    elif what == 1:
+                        stream.boundary()
+                        expected[side].append(BOUNDARY)
+                    elif what == 2:
+                        end = draw.randrange(1, stream.tokens + 1)
+                        stream.cut(end, stream.census.counts())
+                        del expected[side][end:]
+                    else:
+                        begin = draw.randrange(first.tokens)
+                        second.copy(first, begin, first.tokens)
+                        expected[1] += expected[0][begin:]
+            for tokens, stream in zip(expected, (first, second), strict=True):
+                data = np.array(tokens, "<u2").tobytes()
+                self.assertEqual(stream.digest(), hashlib.sha256(data).hexdigest())
+                self.assertEqual(stream.path.read_bytes(), data)
+                self.assertEqual(stream.tokens, len(tokens))
+                stream.close()
+                stream.path.unlink()
 
 
 class TailTest(Case):

@@ -43,14 +43,22 @@ def by_hand(model: Transformer, ids: list[int]) -> torch.Tensor:
     rows = [weights["model.embed_tokens.weight"][token].clone() for token in ids]
     size, share = config.head_size, config.heads // config.kv_heads
     for index in range(config.layers):
-        w = {k.removeprefix(f"model.layers.{index}."): v for k, v in weights.items() if f"layers.{index}." in k}
+        w = {
+            k.removeprefix(f"model.layers.{index}."): v for k, v in weights.items() if f"layers.{index}." in k
+        }
         normed = [norm(x, w["input_layernorm.weight"]) for x in rows]
         mixed = [torch.zeros(config.heads * size, dtype=torch.float64) for _ in rows]
         for head in range(config.heads):
             mine, shared = slice(head * size, (head + 1) * size), head // share
             theirs = slice(shared * size, (shared + 1) * size)
-            q = [turn(norm(w["self_attn.q_proj.weight"][mine] @ x, w["self_attn.q_norm.weight"]), t) for t, x in enumerate(normed)]
-            k = [turn(norm(w["self_attn.k_proj.weight"][theirs] @ x, w["self_attn.k_norm.weight"]), t) for t, x in enumerate(normed)]
+            q = [
+                turn(norm(w["self_attn.q_proj.weight"][mine] @ x, w["self_attn.q_norm.weight"]), t)
+                for t, x in enumerate(normed)
+            ]
+            k = [
+                turn(norm(w["self_attn.k_proj.weight"][theirs] @ x, w["self_attn.k_norm.weight"]), t)
+                for t, x in enumerate(normed)
+            ]
             v = [w["self_attn.v_proj.weight"][theirs] @ x for x in normed]
             for t in range(len(rows)):
                 scores = torch.stack([q[t] @ k[s] / math.sqrt(size) for s in range(t + 1)])
@@ -60,7 +68,9 @@ def by_hand(model: Transformer, ids: list[int]) -> torch.Tensor:
         for t, x in enumerate(rows):
             n = norm(x, w["post_attention_layernorm.weight"])
             gate = w["mlp.gate_proj.weight"] @ n
-            rows[t] = x + w["mlp.down_proj.weight"] @ (gate / (1 + torch.exp(-gate)) * (w["mlp.up_proj.weight"] @ n))
+            rows[t] = x + w["mlp.down_proj.weight"] @ (
+                gate / (1 + torch.exp(-gate)) * (w["mlp.up_proj.weight"] @ n)
+            )
     head = weights["model.embed_tokens.weight"] if config.tied else weights["lm_head.weight"]
     return torch.stack([head @ norm(x, weights["model.norm.weight"]) for x in rows])
 
@@ -100,10 +110,16 @@ class TestForward(unittest.TestCase):
         torch.manual_seed(2)
         two = Transformer(TINY, seed=5)
         other = Transformer(TINY, seed=6)
-        self.assertTrue(all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True)))
-        self.assertFalse(all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True)))
+        self.assertTrue(
+            all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+        )
+        self.assertFalse(
+            all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+        )
         torch.manual_seed(1)
-        self.assertTrue(torch.equal(state, torch.random.get_rng_state()), "building drew from the global generator")
+        self.assertTrue(
+            torch.equal(state, torch.random.get_rng_state()), "building drew from the global generator"
+        )
 
 
 class TestCache(unittest.TestCase):
@@ -187,8 +203,12 @@ class TestCounts(unittest.TestCase):
                 Transformer(config)(torch.zeros(1, config.window, dtype=torch.int64))
             attention = 4 * config.layers * config.heads * config.head_size
             # torch counts attention over all pairs; half of them are masked.
-            counted = counter.get_total_flops() - attention * config.window * (config.window - (config.window + 1) / 2)
-            self.assertAlmostEqual(flops_per_token(config, config.window) * config.window / counted, 1, delta=0.01)
+            counted = counter.get_total_flops() - attention * config.window * (
+                config.window - (config.window + 1) / 2
+            )
+            self.assertAlmostEqual(
+                flops_per_token(config, config.window) * config.window / counted, 1, delta=0.01
+            )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ class TestAgainstTorch(unittest.TestCase):
             reference.step()
         for name, parameter in theirs.named_parameters():
             if name in optimizer.others:
-                torch.testing.assert_close(dict(ours.named_parameters())[name], parameter, rtol=1e-9, atol=1e-12)
+                torch.testing.assert_close(
+                    dict(ours.named_parameters())[name], parameter, rtol=1e-9, atol=1e-12
+                )
 
     def test_muon_is_torch_s_muon(self):
         config = TrainConfig(data="x", muon_rate=0.02, weight_decay=0.1)
@@ -72,13 +74,20 @@ class TestOrthogonalize(unittest.TestCase):
         self.assertGreater(float(values.min()), 0.6)
         self.assertLess(float(values.max()), 1.25)
         left, _, right = torch.linalg.svd(matrices, full_matrices=False)
-        torch.testing.assert_close(left.mT @ found @ right.mT, torch.diag_embed((left.mT @ found @ right.mT).diagonal(dim1=1, dim2=2)), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            left.mT @ found @ right.mT,
+            torch.diag_embed((left.mT @ found @ right.mT).diagonal(dim1=1, dim2=2)),
+            atol=1e-6,
+            rtol=0,
+        )
 
     def test_a_batch_gives_what_each_matrix_gives_alone(self):
         matrices = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         together = orthogonalize(matrices)
         for index in range(3):
-            torch.testing.assert_close(together[index], orthogonalize(matrices[index : index + 1])[0], atol=1e-12, rtol=0)
+            torch.testing.assert_close(
+                together[index], orthogonalize(matrices[index : index + 1])[0], atol=1e-12, rtol=0
+            )
 
     def test_a_zero_matrix_stays_zero(self):
         self.assertEqual(float(orthogonalize(torch.zeros(1, 4, 4)).abs().max()), 0.0)

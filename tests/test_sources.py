@@ -1,4 +1,4 @@
-"""What becomes a document and what is refused: files, folders, JSON Lines, gzip, standard input, iterables."""
+"""What becomes a document and what is refused: files, folders, JSON Lines, gzip, input, iterables."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ class TestIdeas(unittest.TestCase):
 
     def test_the_mlps_hold_most_of_nano(self):
         found = stage.counted(Transformer(PRESETS["nano"]))
-        self.assertEqual(found, {"embedding and head": 65_792, "attention": 262_144, "MLP": 540_672, "gains": 1_408})
+        self.assertEqual(
+            found, {"embedding and head": 65_792, "attention": 262_144, "MLP": 540_672, "gains": 1_408}
+        )
 
     def test_untying_the_head_costs_257_rows(self):
         tied = dataclasses.replace(stage.BASE, tied=True)

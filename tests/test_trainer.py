@@ -73,14 +73,24 @@ class Case(unittest.TestCase):
 class TestRuns(Case):
     def test_the_same_three_give_the_same_run(self):
         one, two = (trainer.train(self.config(name, save_every=3)) for name in ("one", "two"))
-        for name in ("metrics.jsonl", "step-00000003/model.safetensors", "step-00000006/training.safetensors"):
+        for name in (
+            "metrics.jsonl",
+            "step-00000003/model.safetensors",
+            "step-00000006/training.safetensors",
+        ):
             self.assertEqual((one.run / name).read_bytes(), (two.run / name).read_bytes(), name)
         self.assertEqual(one.evaluation, two.evaluation)
         other = trainer.train(self.config("other", seed=1))
-        self.assertNotEqual((one.run / "metrics.jsonl").read_bytes(), (other.run / "metrics.jsonl").read_bytes())
+        self.assertNotEqual(
+            (one.run / "metrics.jsonl").read_bytes(), (other.run / "metrics.jsonl").read_bytes()
+        )
 
     def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(self):
-        for changes in ({}, {"dropout": 0.2, "micro_rows": 2}, {"model": dataclasses.replace(TINY, policy="reset")}):
+        for changes in (
+            {},
+            {"dropout": 0.2, "micro_rows": 2},
+            {"model": dataclasses.replace(TINY, policy="reset")},
+        ):
             with self.subTest(**changes):
                 name = f"whole-{len(changes)}-{changes.get('dropout')}"
                 whole = trainer.train(self.config(name, **changes))
@@ -89,8 +99,14 @@ class TestRuns(Case):
                     self.assertEqual((part.step, part.finished), (step, False))
                     rest = trainer.resume(part.run)
                     self.assertTrue(rest.finished)
-                    for name_of in ("metrics.jsonl", "step-00000006/model.safetensors", "step-00000006/training.safetensors"):
-                        self.assertEqual((whole.run / name_of).read_bytes(), (rest.run / name_of).read_bytes(), step)
+                    for name_of in (
+                        "metrics.jsonl",
+                        "step-00000006/model.safetensors",
+                        "step-00000006/training.safetensors",
+                    ):
+                        self.assertEqual(
+                            (whole.run / name_of).read_bytes(), (rest.run / name_of).read_bytes(), step
+                        )
 
     def test_rows_after_the_checkpoint_are_cut_on_resume(self):
         part = trainer.train(self.config(stop_after=2))
@@ -144,7 +160,9 @@ class TestRuns(Case):
         config = self.config("second", init=str(first.run), muon_rate=0.0, adam_rate=0.0, steps=1)
         second = trainer.train(config)
         for a, b in zip(
-            checkpoint.load_model(first.run).parameters(), checkpoint.load_model(second.run).parameters(), strict=True
+            checkpoint.load_model(first.run).parameters(),
+            checkpoint.load_model(second.run).parameters(),
+            strict=True,
         ):
             self.assertTrue(torch.equal(a, b))
         other = dataclasses.replace(TINY, mlp_width=64)
@@ -172,7 +190,11 @@ class TestSteps(Case):
         self.assertGreater(len(set(batch.lengths.tolist())), 1)
         logits = run.model(torch.from_numpy(batch.inputs_BT))
         scored = torch.from_numpy(batch.targets_BT) >= 0
-        expected = -logits.log_softmax(-1)[scored].gather(1, torch.from_numpy(batch.targets_BT)[scored][:, None]).mean()
+        expected = (
+            -logits.log_softmax(-1)[scored]
+            .gather(1, torch.from_numpy(batch.targets_BT)[scored][:, None])
+            .mean()
+        )
         self.assertAlmostEqual(trainer.accumulate(run, batch, 0), float(expected), places=12)
 
     def test_a_loss_that_is_not_finite_stops_before_the_weights_change(self):
@@ -241,7 +263,9 @@ class TestRefusals(Case):
         before = {path: path.read_bytes() for path in result.run.rglob("*") if path.is_file()}
         with self.assertRaisesRegex(ConfigError, "--resume"):
             trainer.train(self.config())
-        self.assertEqual(before, {path: path.read_bytes() for path in result.run.rglob("*") if path.is_file()})
+        self.assertEqual(
+            before, {path: path.read_bytes() for path in result.run.rglob("*") if path.is_file()}
+        )
 
     def test_another_corpus_is_refused_on_resume(self):
         mine = build_corpus(TEXTS[:30], self.folder / "mine")
@@ -316,7 +340,9 @@ class TestMachines(unittest.TestCase):
             mock.patch("torch.cuda.is_bf16_supported", return_value=True),
             mock.patch("importlib.util.find_spec", return_value=object()),
         ):
-            self.assertEqual(choose_machine(config), Machine("cuda", "bfloat16", True, torch.get_num_threads()))
+            self.assertEqual(
+                choose_machine(config), Machine("cuda", "bfloat16", True, torch.get_num_threads())
+            )
         with (
             mock.patch("torch.cuda.is_available", return_value=False),
             mock.patch("torch.backends.mps.is_available", return_value=False),

@@ -1,12 +1,12 @@
 """tinylm trains small decoder-only language models straight on UTF-8 bytes.
 
-    import tinylm
-    corpus = tinylm.build_corpus("texts/", "corpora/mine")
-    tinylm.train(tinylm.TrainConfig(data="corpora/mine", steps=300))
-    model = tinylm.load("checkpoints/mine-nano")
-    for event in model.generate("Once", max_tokens=200, seed=1):
-        print(event.text, end="")
-    model.evaluate(corpus).bits_per_byte
+import tinylm
+corpus = tinylm.build_corpus("texts/", "corpora/mine")
+tinylm.train(tinylm.TrainConfig(data="corpora/mine", steps=300))
+model = tinylm.load("checkpoints/mine-nano")
+for event in model.generate("Once", max_tokens=200, seed=1):
+    print(event.text, end="")
+model.evaluate(corpus).bits_per_byte
 """
 
 from importlib import import_module
@@ -34,6 +34,29 @@ if TYPE_CHECKING:
     from tinylm.trainer import resume as resume
     from tinylm.trainer import train as train
 
+__all__ = [
+    "DOC_BOUNDARY",
+    "VOCABULARY_SIZE",
+    "CorpusConfig",
+    "GenerateConfig",
+    "LanguageModel",
+    "ModelConfig",
+    "TinylmError",
+    "TrainConfig",
+    "Transformer",
+    "build_corpus",
+    "debug_decode",
+    "decode_bytes",
+    "decode_document",
+    "decode_text",
+    "encode",
+    "encode_array",
+    "load",
+    "open_corpus",
+    "resume",
+    "train",
+]
+
 # Where each public name lives. Resolved at first use, so that reading a configuration needs no torch.
 _HOMES = {
     "CorpusConfig": "config",
@@ -57,7 +80,6 @@ _HOMES = {
     "resume": "trainer",
     "train": "trainer",
 }
-__all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 
 

@@ -156,7 +156,7 @@ def ladder(
     if orders:
         is_end = scored[1:] == DOC_BOUNDARY
         tell("1-gram")
-        for n, probability in enumerate(_levels(seen, scored, _check_order(max(orders))), 1):
+        for n, probability in enumerate(_levels(seen, scored, max(map(_check_order, orders))), 1):
             if n in orders:
                 rungs.append(_ngram_rung(n, -np.log2(probability), is_end, note))
             if n < max(orders):

@@ -95,18 +95,28 @@ def verify_step(folder: Path) -> dict[str, Any]:
     if manifest.get("format") != files.FORMAT:
         raise CheckpointError(f"{path}: format is {manifest.get('format')!r}, expected {files.FORMAT}")
     contract.verify(manifest.get("contract"), str(path))
+    if type(manifest.get("step")) is not int or step_folder(folder.parent, manifest["step"]) != folder:
+        raise CheckpointError(f"{path}: is of step {manifest.get('step')!r}; the folder was renamed")
     for name in (MODEL, TRAINING):
-        expected = manifest["files"][name]
-        data, size = _read(folder / name), expected["bytes"]
+        data, (size, digest) = _read(folder / name), _listed(manifest, name, path)
         if len(data) != size:
             raise CheckpointError(
                 f"{folder / name}: {len(data):,} bytes, expected {size:,}; the file was cut or extended"
             )
-        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        if hashlib.sha256(data).hexdigest() != digest:
             raise CheckpointError(
                 f"{folder / name}: its SHA-256 is not that of the manifest; the file was damaged"
             )
     return manifest
+
+
+def _listed(manifest: Mapping[str, Any], name: str, path: Path) -> tuple[int, str]:
+    """Size and SHA-256 that a manifest gives for a file."""
+    listed = manifest.get("files")
+    entry = listed.get(name) if isinstance(listed, dict) else None
+    if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or "sha256" not in entry:
+        raise CheckpointError(f"{path}: lists no size and SHA-256 of {name}; it is not a whole manifest")
+    return entry["bytes"], entry["sha256"]
 
 
 def list_steps(run: Path) -> list[tuple[int, Path]]:
@@ -158,6 +168,8 @@ def load_model(path: str | os.PathLike[str]) -> Transformer:
     info, tensors = read_tensors(model_file)
     config = ModelConfig.from_dict(info.get("model"), str(model_file))
     model = Transformer(config)
+    if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
+        model.double()
     try:
         model.load_state(tensors, str(model_file))
     except ShapeError as error:
@@ -225,11 +237,12 @@ def read_header(data: bytes, where: str) -> dict[str, Any]:
     header = files.parse_json(data[8 : 8 + size], f"{where} (header)", ContractError)
     entries = [entry for name, entry in header.items() if name != "__metadata__"]
     try:
-        end = max((entry["data_offsets"][1] for entry in entries), default=0)
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise CheckpointError(
-            f"{where}: a tensor has no data_offsets; not a whole safetensors header"
-        ) from None
+        ends = [entry["data_offsets"][1] for entry in entries]
+    except (KeyError, IndexError, TypeError):
+        ends = [None]
+    if not all(type(end) is int for end in ends):
+        raise CheckpointError(f"{where}: a tensor has no data_offsets; not a whole safetensors header")
+    end = max(ends, default=0)
     if 8 + size + end != len(data):
         raise CheckpointError(
             f"{where}: {len(data):,} bytes, expected {8 + size + end:,}; the file was cut or extended"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import os
 import sys
 import warnings
@@ -27,7 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *rest: print(f"tinylm: warning: {message}", file=sys.stderr)
+            warnings.showwarning = lambda message, *rest: print(
+                f"tinylm: warning: {message}", file=sys.stderr
+            )
             return dispatch(words)
     except TinylmError as error:
         return complain(str(error))
@@ -56,11 +59,13 @@ def dispatch(words: list[str]) -> int:
         print(f"tinylm {__version__}")
         return 0
     if name not in COMMANDS:
-        raise ConfigError(f"{name!r} is not a command, expected one of {', '.join(COMMANDS)}; see tinylm --help")
+        raise ConfigError(
+            f"{name!r} is not a command, expected one of {', '.join(COMMANDS)}; see tinylm --help"
+        )
     command = COMMANDS[name]
     import tyro
 
-    given = tyro.cli(
+    given: Arguments = tyro.cli(
         command.arguments(words),
         args=words[len(name.split()) :],
         prog=f"tinylm {name}",
@@ -73,7 +78,9 @@ def dispatch(words: list[str]) -> int:
 def overview() -> str:
     """The text of `tinylm --help`."""
     width = max(map(len, COMMANDS))
-    lines = [f"  tinylm {name:<{width}}  {command.help.partition('.')[0]}" for name, command in COMMANDS.items()]
+    lines = [
+        f"  tinylm {name:<{width}}  {command.help.partition('.')[0]}" for name, command in COMMANDS.items()
+    ]
     return (
         "tinylm trains small language models straight on UTF-8 bytes.\n\n"
         + "\n".join(lines)
@@ -116,7 +123,9 @@ def train(given: Arguments) -> int:
     run, _ = values.pop("resume"), values.pop("config")
     with terminal_report() as report:
         if run is None and values["data"] is None:
-            raise ConfigError("DATA is missing: name a corpus or a source of text, or a run to go on with: --resume RUN")
+            raise ConfigError(
+                "DATA is missing: name a corpus or a source of text, or a run to go on with: --resume RUN"
+            )
         if run is not None:
             result = trainer.resume(run, report, given.stop_after)
         else:
@@ -136,7 +145,9 @@ def evaluate(given: Arguments) -> int:
     from tinylm.progress import BuildProgress, console, evaluation_table, ladder_table
 
     values = fields(given)
-    config = options.EvaluateConfig(**{k: v for k, v in values.items() if k not in ("checkpoint", "data")}).check()
+    config = options.EvaluateConfig(
+        **{k: v for k, v in values.items() if k not in ("checkpoint", "data")}
+    ).check()
     model = load(given.checkpoint, config.device)
     with BuildProgress() as progress:
         corpus = corpus_for(given.data, progress=progress)
@@ -170,7 +181,9 @@ def generate(given: Arguments) -> int:
                 break
     print()
     if end is not None:
-        how = {"boundary": "the document ended", "limit": "limit", "stop": f"stop string {end.stop!r}"}[end.reason]
+        how = {"boundary": "the document ended", "limit": "limit", "stop": f"stop string {end.stop!r}"}[
+            end.reason
+        ]
         print(f"[{how} after {end.tokens} tokens]", file=sys.stderr)
     return ended(stop.signal)
 
@@ -211,8 +224,8 @@ def flags(
     for name, (kind, help) in positional.items():
         optional = type(None) in get_args(kind)
         placeholder = f"[{name.upper()}]" if optional else name.upper()
-        note = Annotated[kind, tyro.conf.Positional, described(kind, None, help, placeholder)]
-        made.append((name, note, dataclasses.field(default=None) if optional else dataclasses.field()))
+        kind = annotated(kind, tyro.conf.Positional, described(kind, None, help, placeholder))
+        made.append((name, kind, dataclasses.field(default=None) if optional else dataclasses.field()))
     for field in dataclasses.fields(source):
         if field.name in positional or field.name in without:
             continue
@@ -221,11 +234,17 @@ def flags(
             nested = flags(type(value), default=value)
             made.append((field.name, nested, dataclasses.field(default_factory=nested)))
             continue
-        note = Annotated[hints[field.name], described(hints[field.name], value, field.metadata["help"])]
-        made.append((field.name, note, dataclasses.field(default=value)))
+        kind = annotated(hints[field.name], described(hints[field.name], value, field.metadata["help"]))
+        made.append((field.name, kind, dataclasses.field(default=value)))
     for name, (kind, value, help) in extra.items():
-        made.append((name, Annotated[kind, described(kind, value, help)], dataclasses.field(default=value)))
+        kind = annotated(kind, described(kind, value, help))
+        made.append((name, kind, dataclasses.field(default=value)))
     return dataclasses.make_dataclass(source.__name__, made, kw_only=True)
+
+
+def annotated(kind: Any, *notes: object) -> Any:
+    """Annotated[kind, *notes], for a type that is only known when the program runs."""
+    return operator.getitem(Annotated, (kind, *notes))
 
 
 def described(kind: Any, default: object, help: str, metavar: str | None = None) -> object:
@@ -235,8 +254,8 @@ def described(kind: Any, default: object, help: str, metavar: str | None = None)
     choices = [part for part in get_args(kind) if part is not type(None)]
     if metavar is None and type(None) in get_args(kind):
         metavar = choices[0].__name__.upper()
-    hint = {"help_behavior_hint": ""} if default in (None, ()) else {}
-    return tyro.conf.arg(help=help, metavar=metavar, **hint)
+    hint = "" if default in (None, ()) else None
+    return tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint=hint)
 
 
 def train_flags(words: list[str]) -> type:

@@ -13,10 +13,11 @@ from tinylm.corpus import MANIFEST, Corpus, build_corpus, open_corpus
 from tinylm.errors import CorpusError
 
 FOLDER = Path("corpora")
+DEFAULT = CorpusConfig()
 
 
 def corpus_for(
-    data: str, config: CorpusConfig = CorpusConfig(), progress: Callable[..., Any] | None = None
+    data: str, config: CorpusConfig = DEFAULT, progress: Callable[..., Any] | None = None
 ) -> Corpus:
     """Open the corpus folder `data`, or build one from the source `data` under corpora/.
 

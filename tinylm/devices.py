@@ -107,7 +107,7 @@ def cpu_threads(count: int) -> Iterator[None]:
 
 
 def matrix_rate(machine: Machine) -> float | None:
-    """Floating-point operations a second in one large matrix product, measured; None where too slow to tell."""
+    """Floating-point operations a second in one large matrix product; None where that is too fast to tell."""
     size = 4096 if machine.device == "cuda" else 1024
     dtype = torch.bfloat16 if machine.precision == "bfloat16" else machine.weight_dtype
     a = torch.ones(size, size, device=machine.device, dtype=dtype)

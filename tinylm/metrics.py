@@ -1,4 +1,4 @@
-"""The two logs of a run: `metrics.jsonl`, whose rows depend on their step alone, and `timings.jsonl`, with clocks."""
+"""The logs of a run: `metrics.jsonl`, whose rows depend on their step alone, and `timings.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMINGS = "timings.jsonl"
 
 
 class RunLog:
-    """Appends rows; `sync()` makes those so far durable. With `tensorboard`, numbers also go to its events."""
+    """Appends rows; `sync()` makes them durable. With `tensorboard`, numbers also go to its events."""
 
     def __init__(self, run: Path, tensorboard: bool = False) -> None:
         self.run = run
@@ -74,6 +74,8 @@ def cut_after(run: Path, step: int) -> None:
     for name in (METRICS, TIMINGS):
         lines = (run / name).read_bytes().split(b"\n")[:-1]
         kept = [
-            line for i, line in enumerate(lines, 1) if files.parse_json(line, f"{run / name}:{i}")["step"] <= step
+            line
+            for i, line in enumerate(lines, 1)
+            if files.parse_json(line, f"{run / name}:{i}")["step"] <= step
         ]
         files.write_atomic(run / name, b"".join(line + b"\n" for line in kept))

@@ -209,10 +209,11 @@ class Transformer(nn.Module):
         problems = [f"{name} is missing" for name in wanted if name not in tensors]
         problems += [f"{name} is not a tensor of this model" for name in tensors if name not in wanted]
         problems += [
-            f"{name} is {list(tensors[name].shape)} {tensors[name].dtype}, expected {list(parameter.shape)}"
+            f"{name} is {list(tensors[name].shape)} {tensors[name].dtype}, "
+            f"expected {list(parameter.shape)} {parameter.dtype}"
             for name, parameter in wanted.items()
             if name in tensors
-            and (tensors[name].shape != parameter.shape or not tensors[name].is_floating_point())
+            and (tensors[name].shape != parameter.shape or tensors[name].dtype != parameter.dtype)
         ]
         if problems:
             raise ShapeError(f"{where}: {'; '.join(problems)}")

@@ -67,15 +67,29 @@ def _figure(steps: list[int], bits: list[float], marks: list[tuple[int, float]],
     axes.plot(steps, bits, color=TRAIN, alpha=0.45, linewidth=0.8)
     axes.plot(steps, smooth(bits, max(1, len(bits) // 40)), color="#2f6690", label="training, bits per token")
     if marks:
-        axes.plot(*zip(*marks, strict=True), "o-", color=HELD_OUT, markersize=4, label="held out, bits per byte")
+        axes.plot(
+            *zip(*marks, strict=True), "o-", color=HELD_OUT, markersize=4, label="held out, bits per byte"
+        )
         axes.annotate(
-            f"{marks[-1][1]:.3f}", marks[-1], xytext=(0, 8), textcoords="offset points", ha="right", color=HELD_OUT
+            f"{marks[-1][1]:.3f}",
+            marks[-1],
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="right",
+            color=HELD_OUT,
         )
     axes.set(xlabel="step", title=title)
     low = min([*(value for _, value in marks), *smooth(bits, max(1, len(bits) // 40))])
     axes.set_ylim(max(0.0, math.floor(2 * low) / 2 - 0.5), 8.3)
     axes.axhline(math.log2(257), color=INK, linewidth=0.8, linestyle=":")
-    axes.annotate("uniform", (steps[-1], math.log2(257)), xytext=(0, -10), textcoords="offset points", ha="right", color=INK)
+    axes.annotate(
+        "uniform",
+        (steps[-1], math.log2(257)),
+        xytext=(0, -10),
+        textcoords="offset points",
+        ha="right",
+        color=INK,
+    )
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     for side in ("top", "right"):

@@ -49,11 +49,13 @@ class TerminalReport(Report):
         model, machine, corpus = facts["model"], facts["machine"], facts["corpus"]
         say = self.console.print
         say(
-            f"corpus      {corpus.path.as_posix()}: {corpus.train.documents:,} documents, {corpus.train.bytes:,} bytes "
+            f"corpus      {corpus.path.as_posix()}: {corpus.train.documents:,} documents, "
+            f"{corpus.train.bytes:,} bytes "
             f"to train on; {corpus.validation.bytes:,} bytes held out"
         )
         say(
-            f"model       {model.layers} layers x {model.width}, window {model.window}, policy {model.policy}: "
+            f"model       {model.layers} layers x {model.width}, window {model.window}, policy "
+            f"{model.policy}: "
             f"{facts['parameters']:,} parameters"
         )
         rate = "n/a" if facts["matrix_rate"] is None else f"{facts['matrix_rate'] / 1e9:,.0f} GFLOP/s"
@@ -75,7 +77,8 @@ class TerminalReport(Report):
         share = "n/a"
         if self.facts["matrix_rate"]:
             share = f"{self.speed * self.facts['flops_per_target'] / self.facts['matrix_rate']:.0%}"
-        facts = f"loss {row['loss'] / math.log(2):.3f} bits  {self.speed:,.0f} bytes/s  {share} of the matrix rate"
+        bits = row["loss"] / math.log(2)
+        facts = f"loss {bits:.3f} bits  {self.speed:,.0f} bytes/s  {share} of the matrix rate"
         if self.task is not None:
             self.progress.update(self.task, completed=row["step"], facts=facts)
 
@@ -88,7 +91,10 @@ class TerminalReport(Report):
     def stopped(self, folder: Path, step: int, steps: int) -> None:
         self.progress.stop()
         if step < steps:
-            self.console.print(f"stopped     after step {step:,} of {steps:,}; go on with: tinylm train --resume {folder.as_posix()}")
+            self.console.print(
+                f"stopped     after step {step:,} of {steps:,}; go on with: tinylm train --resume "
+                f"{folder.as_posix()}"
+            )
         else:
             self.console.print(f"done        {folder.as_posix()}, curve in {folder.as_posix()}/curve.svg")
 
@@ -135,7 +141,9 @@ def visible(text: str) -> str:
 
 def evaluation_table(evaluation: Evaluation) -> Table:
     """The three numbers of an evaluation, and what they are numbers of."""
-    table = Table(title=f"{evaluation.split}: {evaluation.bytes:,} bytes, {evaluation.boundaries:,} document ends")
+    table = Table(
+        title=f"{evaluation.split}: {evaluation.bytes:,} bytes, {evaluation.boundaries:,} document ends"
+    )
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_row("bits per byte", f"{evaluation.bits_per_byte:.4f}")

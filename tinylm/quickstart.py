@@ -1,4 +1,4 @@
-"""The main job on real text, once through: corpus, training, picture, numbers, samples that end by themselves."""
+"""The main job on real text, once through: corpus, training, picture, numbers, samples that end."""
 
 from __future__ import annotations
 
@@ -61,9 +61,11 @@ def quickstart(config: QuickstartConfig, out: Console) -> TrainResult:
         f"look at the curve           {run}/curve.svg\n"
         f"let it write                tinylm generate {run} 'Return the ' --seed 7\n"
         f"measure it                  tinylm evaluate {run} {corpus.path.as_posix()}\n"
-        f"train longer                tinylm train {corpus.path.as_posix()} --minutes 10 --out checkpoints/longer\n"
+        f"train longer                tinylm train {corpus.path.as_posix()} --minutes 10 --out "
+        "checkpoints/longer\n"
         f"train on your own texts     tinylm train my_texts/ --minutes 10\n"
-        f"look at a corpus first      tinylm corpus build my_texts/ --out corpora/mine && tinylm corpus show corpora/mine\n"
+        "look at a corpus first      tinylm corpus build my_texts/ --out corpora/mine && tinylm corpus show "
+        "corpora/mine\n"
         f"how it works                python stages/stage_04_byte_tokenizer.py"
     )
     out.print(f"\n{time.monotonic() - started:.0f} seconds in all")
@@ -76,7 +78,7 @@ def visible_lines(text: str) -> str:
 
 
 def free_name(wanted: str) -> str:
-    """`wanted`, or the first of `wanted-2`, `wanted-3`, ... that does not exist: no run is ever overwritten."""
+    """`wanted`, or the first of `wanted-2`, `wanted-3`, ... that does not exist: no run is overwritten."""
     number, name = 1, wanted
     while Path(name).exists():
         number += 1

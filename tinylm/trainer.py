@@ -1,4 +1,4 @@
-"""The loop. A run is a function of (config, corpus, seed): the same three give the same metrics and weights."""
+"""The loop. A run is a function of (config, corpus, seed): the same three give the same weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ from tinylm.config import GenerateConfig, ModelConfig, TrainConfig
 from tinylm.contract import VOCABULARY_SIZE, contract
 from tinylm.corpus import Corpus, open_corpus
 from tinylm.data import corpus_for
-from tinylm.devices import Machine, choose_machine, cpu_threads, is_out_of_memory, matrix_rate, versions
+from tinylm.devices import (
+    Machine,
+    choose_device,
+    choose_machine,
+    cpu_threads,
+    is_out_of_memory,
+    matrix_rate,
+    versions,
+)
 from tinylm.errors import CheckpointError, ConfigError, TrainingError
 from tinylm.evaluate import Evaluation, evaluate
 from tinylm.generate import generate
@@ -37,7 +45,7 @@ LossFunction = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended. `signal` is the one that interrupted it; `evaluation` the last one, of all held-out text."""
+    """How a run ended: the signal that interrupted it, and the evaluation of all held-out text."""
 
     run: Path
     step: int
@@ -81,7 +89,8 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
         folder = Path(config.out or f"checkpoints/{corpus.path.name}-{config.preset}")
         if folder.exists():
             raise ConfigError(
-                f"out is {folder}, which exists; choose another --out, or go on with it: tinylm train --resume {folder}"
+                f"out is {folder}, which exists; choose another --out, or go on with it: tinylm train "
+                f"--resume {folder}"
             )
         seconds = None if config.steps is not None else 60.0 * (config.minutes or 3.0)
         machine = choose_machine(config, seconds)
@@ -118,16 +127,18 @@ def resume(folder: str | Path, report: Report | None = None, stop_after: int | N
         manifest, where = found.manifest, str(found.folder / checkpoint.MANIFEST)
         config = TrainConfig.from_dict(manifest["config"], where)
         machine = Machine.from_dict(manifest["machine"], where)
-        if choose_machine(dataclasses.replace(config, device=machine.device)).device != machine.device:
-            raise ConfigError(f"{folder}: was trained on {machine.device}, which this machine does not have")
+        choose_device(machine.device)
         changed = {k: v for k, v in versions().items() if manifest["versions"].get(k) != v}
         for name, value in changed.items():
-            report.note(f"{name} was {manifest['versions'].get(name)}, is {value}: the run is no longer bit-equal")
+            report.note(
+                f"{name} was {manifest['versions'].get(name)}, is {value}: the run is no longer bit-equal"
+            )
         corpus = open_corpus(config.data)
         if corpus.digest != manifest["corpus"]:
             raise ConfigError(
                 f"{config.data}: is another corpus (digest {corpus.digest[:12]}) than the run's "
-                f"({manifest['corpus'][:12]}); bring the old one back, or start a new run with --init {folder}"
+                f"({manifest['corpus'][:12]}); bring the old one back, or start a new run with --init "
+                f"{folder}"
             )
         model = checkpoint.load_model(found.folder)
         with cpu_threads(machine.threads):
@@ -146,10 +157,16 @@ def initial_model(config: TrainConfig) -> Transformer:
     wanted = config.model if config.model is not None else model.config
     found, expected = dataclasses.asdict(model.config), dataclasses.asdict(wanted)
     free = ("window", "policy")
-    differ = [f"{k} is {found[k]}, expected {expected[k]}" for k in found if k not in free and found[k] != expected[k]]
+    differ = [
+        f"{k} is {found[k]}, expected {expected[k]}"
+        for k in found
+        if k not in free and found[k] != expected[k]
+    ]
     if differ:
-        raise ConfigError(f"init {config.init}: has another shape ({'; '.join(differ)}); leave those flags out")
-    changed = Transformer(wanted, config.seed)
+        raise ConfigError(
+            f"init {config.init}: has another shape ({'; '.join(differ)}); leave those flags out"
+        )
+    changed = Transformer(wanted, config.seed).to(next(model.parameters()).dtype)
     changed.load_state(dict(model.named_parameters()), config.init)
     return changed
 
@@ -229,7 +246,8 @@ def train_step(run: Run, batch: Batch, step: int, scale: float) -> tuple[float, 
         run.optimizer.zero_grad()
         raise TrainingError(
             f"step {step + 1}: the loss is {loss}; no weight was changed by it. "
-            f"Try lower rates (--muon-rate {run.config.muon_rate / 2:g} --adam-rate {run.config.adam_rate / 2:g}), "
+            f"Try lower rates (--muon-rate {run.config.muon_rate / 2:g} --adam-rate "
+            f"{run.config.adam_rate / 2:g}), "
             "--clip 1, or --precision float32; the last checkpoint is good"
         )
     norm = None
@@ -241,7 +259,7 @@ def train_step(run: Run, batch: Batch, step: int, scale: float) -> tuple[float, 
 
 
 def accumulate(run: Run, batch: Batch, step: int) -> float:
-    """Forward and backward over the micro-batches: gradients of the mean loss over all targets of the step."""
+    """Forward and backward over the micro-batches: gradients of the mean loss over the step's targets."""
     device = run.machine.device
     total = torch.tensor(batch.targets, dtype=run.machine.weight_dtype, device=device)
     losses = []
@@ -258,7 +276,9 @@ def accumulate(run: Run, batch: Batch, step: int) -> float:
     return float(torch.stack(losses).sum(dtype=torch.float64).item())
 
 
-def mean_loss(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, total: Tensor, dropout: float) -> Tensor:
+def mean_loss(
+    model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, total: Tensor, dropout: float
+) -> Tensor:
     """Cross-entropy in nats, summed over the scored targets and divided by `total`, the step's targets."""
     logits_BTV = model(inputs_BT, None, dropout)
     logits = logits_BTV.reshape(-1, VOCABULARY_SIZE)
@@ -284,7 +304,7 @@ def halve_micro_rows(run: Run, batch: Batch) -> None:
     while run.config.batch_rows % rows:
         rows -= 1
     run.micro_rows = rows
-    run.report.note(f"memory ran out: {rows} rows per forward pass; the batch of a step stays {run.config.batch_rows}")
+    run.report.note(f"memory ran out: {rows} rows per forward pass, still {run.config.batch_rows} per step")
 
 
 def dropout_seed(seed: int, step: int, row: int) -> int:
@@ -299,14 +319,14 @@ def steps_in(run: Run, seconds: float) -> int:
     """
     trial = dataclasses.replace(run, model=copy.deepcopy(run.model))
     trial.optimizer = Optimizer(trial.model, run.config)
-    began, times = time.monotonic(), []
-    while len(times) < 3 or (sum(times) < 0.05 * seconds and len(times) < 20):
+    began = time.monotonic()
+    train_step(trial, run.plan.batch(0), 0, 0.0)  # compiles, or warms up
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < 0.04 * seconds and len(times) < 20):
         started = time.monotonic()
-        train_step(trial, run.plan.batch(len(times) % 3), 0, 0.0)
+        train_step(trial, run.plan.batch(len(times)), 0, 0.0)
         times.append(time.monotonic() - started)
-        if len(times) == 1:  # the first one compiles, or warms up
-            began, times = time.monotonic(), times * 0 if run.machine.compile else times
-        if time.monotonic() - began > seconds / 4 and times:
+        if time.monotonic() - began > seconds / 4:
             break
     run.micro_rows = trial.micro_rows
     each = float(np.median(times))
@@ -318,7 +338,8 @@ def steps_in(run: Run, seconds: float) -> int:
 
 def with_steps(run: Run, steps: int) -> Run:
     """The run with the number of steps that was measured, recorded in its configuration."""
-    return dataclasses.replace(run, steps=steps, config=dataclasses.replace(run.config, steps=steps, minutes=None))
+    config = dataclasses.replace(run.config, steps=steps, minutes=None)
+    return dataclasses.replace(run, steps=steps, config=config)
 
 
 def with_intervals(run: Run) -> Run:
@@ -337,8 +358,9 @@ def evaluate_run(run: Run, whole: bool) -> Evaluation:
 
 def metrics_of(evaluation: Evaluation) -> dict[str, Any]:
     """The part of an evaluation that a metrics row keeps."""
-    keep = ("bits_per_byte", "bits_per_byte_without_boundaries", "bits_per_boundary", "bytes", "boundaries", "protocol")
-    return {key: value for key, value in evaluation.to_dict().items() if key in keep}
+    measures = ("bits_per_byte", "bits_per_byte_without_boundaries", "bits_per_boundary")
+    values = evaluation.to_dict()
+    return {key: values[key] for key in (*measures, "bytes", "boundaries", "protocol")}
 
 
 def sample(run: Run) -> str:
@@ -356,9 +378,7 @@ def save(run: Run, step: int) -> None:
         "corpus": run.corpus.digest,
         "versions": versions(),
     }
-    checkpoint.verify_step(
-        checkpoint.save_step(run.folder, step, run.model, run.optimizer.state(), manifest)
-    )
+    checkpoint.verify_step(checkpoint.save_step(run.folder, step, run.model, run.optimizer.state(), manifest))
     checkpoint.prune(run.folder, run.config.keep)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tinylm.corpus.scripts import by_script
 from tinylm.corpus.split import Corpus
 from tinylm.corpus.streams import WIDTH, Stream
 from tinylm.corpus.tail import Largest, hold_out_tail, misses
-from tinylm.corpus.utf8 import Checker
+from tinylm.corpus.utf8 import Checker, Piece
 from tinylm.errors import CorpusError, LimitError
 from tinylm.sources import Document, Source, Sources, as_sources
 from tinylm.sources.document import shown
@@ -104,9 +104,10 @@ class _Builder:
             self.folder, *first, self.order, self.largest, self.config.validation
         )
         for old, new in zip(first, (self.train, self.validation), strict=True):
-            old.close()
-            new.close()
-            os.replace(new.path, old.path)
+            if new is not old:
+                old.close()
+                new.close()
+                os.replace(new.path, old.path)
 
     def close(self) -> None:
         """Close both streams; what they hold stays in their files."""
@@ -116,29 +117,37 @@ class _Builder:
     def _take(self, document: Document) -> str | None:
         """Take one document whole, or name the limit that it would pass and take nothing of it."""
         limit = self._passed(0, document.known_bytes) if document.known_bytes else None
-        checker = Checker(document)
-        held: list[tuple[bytes, str | None]] = []
-        mark = None
+        held: list[Piece] = []
+        mark: int | None = None
+
+        def taken() -> Iterator[bytes]:
+            if mark is None:
+                yield from (data for data, _ in held)
+            else:
+                yield from self.train.read_bytes(mark, self.train.tokens)
+
+        checker = Checker(document, taken)
         for chunk in document.chunks if limit is None else ():
             if not chunk:
                 continue
-            text = checker.push(chunk)
+            piece = checker.push(chunk)
             document.size += len(chunk)
             limit = self._passed(checker.characters, document.size)
             if limit is not None:
                 break
             document.sha256.update(chunk)
+            self._report(self.bytes + document.size)
             if mark is None and document.size <= HELD:
-                held.append((chunk, text))
+                held.append(piece)
                 continue
             if mark is None:
-                mark = self.train.mark()
+                mark, counts = self.train.tokens, self.train.census.counts()
                 self._start(self.train, held)
                 held = []
-            self.train.write(chunk, text)
+            self.train.write(*piece)
         if limit is not None:
             if mark is not None:
-                self.train.cut(mark)
+                self.train.cut(mark, counts)
             return limit
         checker.finish()
         if document.size == 0:
@@ -150,15 +159,15 @@ class _Builder:
         if mark is None:
             self._start(stream, held)
         elif held_out:
-            self.validation.move(self.train, mark)
+            self.validation.move(self.train, mark, counts)
         stream.boundary()
         self._count(document, checker.characters, digest, held_out)
         return None
 
-    def _start(self, stream: Stream, held: list[tuple[bytes, str | None]]) -> None:
+    def _start(self, stream: Stream, held: list[Piece]) -> None:
         stream.start()
-        for chunk, text in held:
-            stream.write(chunk, text)
+        for piece in held:
+            stream.write(*piece)
 
     def _count(self, document: Document, characters: int, digest: bytes, held_out: bool) -> None:
         if document.size > self.largest.size:
@@ -166,9 +175,11 @@ class _Builder:
         self.order.append(held_out)
         self.characters += characters
         self.bytes += document.size
-        if self.progress is not None and self.bytes - self._reported >= REPORTED:
-            self.progress(len(self.order), self.bytes)
-            self._reported = self.bytes
+
+    def _report(self, size: int) -> None:
+        if self.progress is not None and size - self._reported >= REPORTED:
+            self.progress(len(self.order), size)
+            self._reported = size
 
     def _passed(self, characters: int, size: int) -> str | None:
         """The limit that a further document of at least this size would pass."""
@@ -204,7 +215,7 @@ class _Builder:
             path = self.folder / starts_file(name)
             digests[path.name] = {"bytes": starts.tell(), "sha256": files.write_new(path, starts.getbuffer())}
             path = self.folder / stream_file(name)
-            digests[path.name] = {"bytes": stream.tokens * WIDTH, "sha256": stream.sha256.hexdigest()}
+            digests[path.name] = {"bytes": stream.tokens * WIDTH, "sha256": stream.digest()}
             census = stream.census.counts()
             counts[name] = {
                 "documents": len(stream.starts),

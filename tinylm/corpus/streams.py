@@ -7,7 +7,6 @@ import io
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +17,14 @@ from tinylm.corpus.scripts import Census, Counts
 
 WIDTH = 2
 BLOCK = 1 << 16
-
-
-class Mark(NamedTuple):
-    """Where a stream ended at some time, for going back to it."""
-
-    tokens: int
-    documents: int
-    counts: Counts
-    sha256: hashlib._Hash
+SNAPSHOT = 1 << 20
 
 
 class Stream:
     """A stream file that grows at its end. The first token is a boundary; the caller adds documents.
 
-    `starts` holds the index of each document's first byte, `tokens` is the length, `sha256` that of the
-    tokens in the file (all of them after `flush`).
+    `starts` holds the index of each document's first byte, `tokens` is the length. The SHA-256 grows with
+    the file; snapshots of it, a million tokens apart, save hashing all again when the end is cut off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,10 +32,11 @@ class Stream:
         self.starts = array("q")
         self.tokens = 0
         self.census = Census()
-        self.sha256 = hashlib.sha256()
         self._file = io.FileIO(path, "x+")
         self._block = np.empty(BLOCK, "<u2")
         self._filled = 0
+        self._sha256 = hashlib.sha256()
+        self._snapshots = [(0, self._sha256.copy())]
         self.boundary()
 
     def start(self) -> None:
@@ -52,7 +44,7 @@ class Stream:
         self.starts.append(self.tokens)
 
     def write(self, data: bytes, text: str | None) -> None:
-        """Bytes of a document; `text` holds their characters, None if they are ASCII."""
+        """Whole characters of a document: their bytes, and their text (None if all are ASCII)."""
         self.census.add(data, text)
         values = np.frombuffer(data, np.uint8)
         while len(values):
@@ -68,22 +60,30 @@ class Stream:
 
     def flush(self) -> None:
         """Put everything into the file."""
-        self._append(self._block[: self._filled])
-        self._filled = 0
+        if self._filled:
+            filled, self._filled = self._filled, 0
+            self._append(self._block[:filled])
 
-    def mark(self) -> Mark:
-        """Where the stream ends: for `cut`."""
+    def digest(self) -> str:
+        """The SHA-256 of all tokens as little-endian uint16."""
         self.flush()
-        return Mark(self.tokens, len(self.starts), self.census.counts(), self.sha256.copy())
+        return self._sha256.hexdigest()
 
-    def cut(self, mark: Mark) -> None:
-        """Go back to a mark."""
+    def cut(self, tokens: int, counts: Counts) -> None:
+        """Go back to a length and to the census that the stream had, or is to have, there."""
         self.flush()
-        self.tokens, self.sha256 = mark.tokens, mark.sha256.copy()
-        self.census.restore(mark.counts)
-        del self.starts[mark.documents :]
+        while self._snapshots[-1][0] > tokens:
+            self._snapshots.pop()
+        position, sha256 = self._snapshots[-1]
+        self._sha256 = sha256.copy()
+        for block in self.read(position, tokens):
+            self._sha256.update(block.data)
+        self.tokens = tokens
+        self.census.restore(counts)
+        while self.starts and self.starts[-1] >= tokens:
+            self.starts.pop()
         with files.named(self.path):
-            self._file.truncate(self.tokens * WIDTH)
+            self._file.truncate(tokens * WIDTH)
             self._file.seek(0, io.SEEK_END)
 
     def read(self, begin: int, end: int) -> Iterator[npt.NDArray[np.uint16]]:
@@ -107,15 +107,15 @@ class Stream:
         """Append tokens of another stream; starts and census stay as they are."""
         self.flush()
         for block in source.read(begin, end):
-            self._append(block)
             self.tokens += len(block)
+            self._append(block)
 
-    def move(self, source: Stream, mark: Mark) -> None:
-        """Take over the document that `source` holds after a mark of it, and has not ended yet."""
+    def move(self, source: Stream, begin: int, counts: Counts) -> None:
+        """Take the document that `source` began at `begin`, with that census before it, and has not ended."""
         self.start()
-        self.copy(source, mark.tokens, source.tokens)
-        self.census.restore(self.census.counts() + source.census.counts() - mark.counts)
-        source.cut(mark)
+        self.copy(source, begin, source.tokens)
+        self.census.restore(self.census.counts() + source.census.counts() - counts)
+        source.cut(begin, counts)
 
     def close(self) -> None:
         """Put everything into the file and close it."""
@@ -131,6 +131,8 @@ class Stream:
             self.flush()
 
     def _append(self, block: npt.NDArray[np.uint16]) -> None:
-        self.sha256.update(block.data)
+        self._sha256.update(block.data)
+        if self.tokens - self._snapshots[-1][0] >= SNAPSHOT:
+            self._snapshots.append((self.tokens, self._sha256.copy()))
         with files.named(self.path):
             files.write_all(self._file, block.data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import math
 from array import array
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from tinylm.corpus.scripts import Census, Counts
 from tinylm.corpus.streams import Stream
+from tinylm.corpus.utf8 import Characters
 from tinylm.errors import CorpusError
 
 
@@ -48,12 +48,13 @@ def misses(held: int, total: int, share: float) -> bool:
 def hold_out_tail(
     folder: Path, train: Stream, validation: Stream, order: bytearray, largest: Largest, share: float
 ) -> tuple[Stream, Stream, int]:
-    """Write both streams again, into new files: other documents with the largest one's head, then its tail.
+    """Write both streams again: all other documents with the head of the largest, and its tail.
 
     `order` says of each document whether it stands in `validation`. The head comes last, without closing
     boundary. The tail begins at a character, follows a boundary that is context only, and has at least the
     share of all bytes, or is the whole document where that has less. Exact duplicates of the document are
-    left out. Returns both streams and the number of duplicates. Raises CorpusError for a single character.
+    left out. Returns both streams (the given ones, or new ones with other files) and the number of
+    duplicates. Raises CorpusError for a single character.
     """
     duplicates, total, left_out, whole = 0, 0, bytearray(len(order)), None
     for document in _documents(train, validation, order):
@@ -73,6 +74,13 @@ def hold_out_tail(
     if duplicates:
         counts -= duplicates * _counts(whole.stream, whole.begin, whole.end)
 
+    if not duplicates and not validation.starts and whole.end + 1 == train.tokens:
+        validation.start()
+        validation.copy(train, cut, whole.end)
+        validation.boundary()
+        validation.census.restore(tail)
+        train.cut(cut, counts)
+        return train, validation, 0
     new_train, new_validation = Stream(folder / "train.tail.bin"), Stream(folder / "validation.tail.bin")
     kept = (document for document in _documents(train, validation, order) if not left_out[document.index])
     for stream, begin, end in _ranges(kept, new_train.starts):
@@ -142,10 +150,9 @@ def _cut(whole: Written, wanted: int, *, others: bool) -> int:
 
 def _counts(stream: Stream, begin: int, end: int) -> Counts:
     census = Census()
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    characters = Characters()
     for data in stream.read_bytes(begin, end):
-        text = decoder.decode(data)
-        census.add(data, None if data.isascii() and len(text) == len(data) else text)
+        census.add(*characters.push(data))
     return census.counts()
 
 
