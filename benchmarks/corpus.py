@@ -28,14 +28,14 @@ from tinylm.sources.builtin import python
 from tinylm.walkthrough import render_table, utf8_output
 
 FILE = 1_000_000
-FOREIGN_SHARE = 0.2
+FOREIGN_SHARE = 0.1
 SCRIPTS = ("αω", "ая", "את", "بن", "कह", "กม", "あん", "アン", "一龠", "가힣")
 TARGET = 150
 MOST_MEMORY = 300
 
 
 def texts(megabytes: int, seed: int = 0) -> Iterator[bytes]:
-    """Texts of about 1 MB, no two alike: four parts source code to one part words in ten scripts."""
+    """Texts of about 1 MB, no two alike: nine parts source code to one part words in ten scripts."""
     draw = random.Random(seed)
     source = b"".join(text for _, text in python()).decode("utf-8")
     words = [

@@ -26,6 +26,7 @@ from tinylm import contract, files
 from tinylm.config import CorpusConfig
 from tinylm.corpus import Corpus, Split, build_corpus, describe, open_corpus, scripts, streams
 from tinylm.corpus import build as build_room
+from tinylm.corpus.opened import FILES
 from tinylm.errors import ContractError, CorpusError, LimitError
 from tinylm.sources import Sources
 from tinylm.sources.document import Document, Place
@@ -300,6 +301,23 @@ class TailTest(Case):
     def test_the_cut_is_a_character_even_if_half_of_it_would_do(self) -> None:
         corpus = self.build(["안a"], validation=0.5)
         self.assertEqual(corpus.train.document(0).astype(np.uint8).tobytes().decode(), "안")
+
+    def test_the_rule_is_the_same_whatever_must_be_moved(self) -> None:
+        for documents in (
+            ["a", "b" * 50],
+            ["b" * 50, "a"],
+            ["a" * 40, "b" * 41, "c"],
+            ["안" * 30],
+            ["x" * 9] * 3,
+        ):
+            for held in (1, 1000):
+                with self.subTest(documents, held=held), mock.patch.object(build_room, "HELD", held):
+                    raw = [document.encode() for document in documents]
+                    (train, validation), head = twin(raw, 0.07)
+                    corpus = self.build(documents, 10, validation=0.07)
+                    self.expect_split(corpus.train, train, closed=not head)
+                    self.expect_split(corpus.validation, validation)
+                    self.assertEqual(sorted(path.name for path in self.out.iterdir()), sorted(FILES))
 
     def test_duplicates_of_the_largest_are_left_out_and_counted(self) -> None:
         largest = "the largest document of all"

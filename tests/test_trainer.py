@@ -292,8 +292,27 @@ class TestRefusals(Case):
         name = "step-00000006/model.safetensors"
         self.assertEqual((whole.run / name).read_bytes(), (part.run / name).read_bytes())
 
+    def test_a_second_trainer_of_a_run_is_refused_and_the_first_is_unharmed(self):
+        errors = []
+
+        class Second(Report):
+            def stepped(self, row, seconds):
+                try:
+                    trainer.resume(part.run)
+                except CheckpointError as error:
+                    errors.append(str(error))
+
+        whole = trainer.train(self.config("whole"))
+        part = trainer.train(self.config("part", stop_after=2))
+        trainer.resume(part.run, Second())
+        self.assertEqual(len(errors), 4)
+        self.assertIn("another process is training it", errors[0])
+        name = "step-00000006/model.safetensors"
+        self.assertEqual((whole.run / name).read_bytes(), (part.run / name).read_bytes())
+
     def test_what_is_not_a_run_is_refused(self):
-        for place in (self.folder / "missing", self.folder):
+        (self.folder / "empty").mkdir()
+        for place in (self.folder / "missing", self.folder / "empty"):
             with self.assertRaises(CheckpointError):
                 trainer.resume(place)
 

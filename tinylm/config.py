@@ -192,7 +192,7 @@ class TrainConfig(Checked):
     dropout: float = option(0.0, "dropout of the residual branches")
     evaluate_every: int | None = option(None, "steps between evaluations; None: eight in a run")
     evaluate_tokens: int = option(
-        65_536, "held-out tokens that evaluations during the run read; the last one reads all"
+        16_384, "held-out tokens that evaluations during the run read; the last one reads all"
     )
     save_every: int | None = option(None, "steps between checkpoints; None: at each evaluation")
     keep: int = option(2, "checkpoints to keep")

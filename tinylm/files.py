@@ -117,6 +117,31 @@ def _take_name(temporary: Path, path: Path, replace: bool) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def run_lock(run: str | os.PathLike[str], note: Callable[[str], None]) -> Iterator[None]:
+    """Hold a run folder for one writer; a second one gets CheckpointError at once, the first is unharmed.
+
+    The lock dies with its process. Where filelock is missing, says so through `note` and holds nothing.
+    """
+    try:
+        import filelock
+    except ImportError:
+        note("filelock is not installed: nothing keeps a second trainer out of this run")
+        yield
+        return
+    lock = filelock.FileLock(Path(run) / "run.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise CheckpointError(
+            f"{run}: another process is training it; wait for it, or stop it with Ctrl-C and resume"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def sync_file(path: str | os.PathLike[str]) -> None:
     """fsync a file that was written and closed."""
     with named(path), open(path, "rb+") as file:

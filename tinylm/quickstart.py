@@ -36,6 +36,7 @@ def quickstart(config: QuickstartConfig, out: Console) -> TrainResult:
         out=free_name("checkpoints/quickstart"),
         steps=16 if config.quick else None,
         minutes=None if config.quick else config.minutes,
+        evaluate_every=8 if config.quick else None,
         seed=config.seed,
     )
     with TerminalReport() as report:

@@ -104,8 +104,9 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
                 run = with_steps(run, steps_in(run, left))
             run = with_intervals(run)
             folder.mkdir(parents=True)
-            files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
-            return loop(run, 0, stop)
+            with files.run_lock(folder, report.note):
+                files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
+                return loop(run, 0, stop)
 
 
 def resume(folder: str | Path, report: Report | None = None, stop_after: int | None = None) -> TrainResult:
@@ -115,9 +116,9 @@ def resume(folder: str | Path, report: Report | None = None, stop_after: int | N
     """
     folder = Path(folder)
     report = report or Report()
-    with stop_requests() as stop:
-        if not folder.is_dir():
-            raise CheckpointError(f"{folder}: is not a run folder; expected one that tinylm train made")
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: is not a run folder; expected one that tinylm train made")
+    with stop_requests() as stop, files.run_lock(folder, report.note):
         found = checkpoint.newest_step(folder)
         assert found.manifest is not None
         for problem in found.skipped:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Counts = npt.NDArray[np.int64]
 
-AT_ONCE = 1 << 14
+AT_ONCE = 1 << 16
 SPARSE = 8
 
 # Blocks of code points, coarse where a block mixes scripts. Fixed here, not asked from `unicodedata`, whose

@@ -16,7 +16,7 @@ from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus.scripts import Census, Counts
 
 WIDTH = 2
-BLOCK = 1 << 16
+BLOCK = 1 << 17
 SNAPSHOT = 1 << 20
 
 
@@ -134,5 +134,4 @@ class Stream:
         self._sha256.update(block.data)
         if self.tokens - self._snapshots[-1][0] >= SNAPSHOT:
             self._snapshots.append((self.tokens, self._sha256.copy()))
-        with files.named(self.path):
-            files.write_all(self._file, block.data)
+        files.write_all(self._file, block.data)

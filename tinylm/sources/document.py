@@ -49,7 +49,7 @@ class Place:
         self.blank_lines = 0
         self._documents = 0
         self._bytes = 0
-        self._files: list[dict[str, Any]] = []
+        self._files: list[str] = []
         self._listing = hashlib.sha256()
         self._counted = 0
 
@@ -69,7 +69,7 @@ class Place:
         path = shown(path)
         self._listing.update(f"{sha256}  {path}\n".encode())
         if self._counted <= LISTED:
-            self._files.append({"path": path, "bytes": size, "sha256": sha256})
+            self._files.append(f"{sha256}  {size}  {path}")
 
     def count_text(self, document: Document) -> None:
         """Record a document that comes from no file."""
@@ -80,13 +80,14 @@ class Place:
     def record(self) -> dict[str, Any]:
         """The entry in corpus.json, for what has been read.
 
-        `sha256` is that of a single file; of a folder, that of its list as sha256sum prints it (the first
-        10,000 files stand in `listed`); of text from no file, that of its documents' SHA-256 in a row.
+        `sha256` is that of a single file; of a folder, that of its list as sha256sum prints it (`listed` holds
+        SHA-256, bytes and path of the first 10,000 files); of text from no file, that of its documents'
+        SHA-256 in a row.
         """
         entry: dict[str, Any] = {"place": self.name, "kind": self.kind}
         entry |= {"documents": self._documents, "bytes": self._bytes}
         if self.kind in ("file", "standard input") and self._files:
-            return {**entry, "sha256": self._files[0]["sha256"]}
+            return {**entry, "sha256": self._files[0].partition(" ")[0]}
         entry["sha256"] = self._listing.hexdigest()
         if self._counted:
             entry |= {"files": self._counted, "listed": self._files}
