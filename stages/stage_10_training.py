@@ -100,9 +100,9 @@ def experiment(lab: Lab) -> None:
     lab.value("last_bits", plainly[-1] / math.log(2), tolerance=0.06)
     lab.otherwise(
         f"Muon is not a detail: {muon:.3f} bits per byte against {adam:.3f} for AdamW alone after the same "
-        f"steps. The last training loss, {plainly[-1] / math.log(2):.3f} bits per token, is below the held-out "
-        "number although no text was seen twice: neighbours in this text are alike, and a training window "
-        "shows them side by side. And the run in micro-batches differs in the seventh digit: equal "
+        f"steps. The last training loss, {plainly[-1] / math.log(2):.3f} bits per token, is below the "
+        "held-out number although no text was seen twice: neighbours in this text are alike, and a training "
+        "window shows them side by side. And the run in micro-batches differs in the seventh digit: equal "
         "mathematics is not equal bits, which is why a run records how it was cut."
     )
     lab.costs(

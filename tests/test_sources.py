@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
@@ -142,6 +141,7 @@ class FolderTest(Case):
                 {
                     "place": "texts",
                     "kind": "folder",
+                    "complete": True,
                     "documents": 2,
                     "files": 3,
                     "bytes": 13,
@@ -160,6 +160,19 @@ class FolderTest(Case):
             [b"".join(next(documents).chunks) for _ in range(3)], [b"first", b"second", b" \tSPACE"]
         )
 
+    def test_sources_are_read_once_and_with_the_options_they_were_opened_with(self) -> None:
+        sources = open_sources(self.put("a.txt", "text\n--\nmore"), CorpusConfig(split_on="--"))
+        self.refused(sources, "opened with another split_on")
+        self.assertEqual(read(sources, split_on="--"), [b"text\n", b"more"])
+        self.refused(sources, "was read already", split_on="--")
+
+    def test_a_place_that_was_not_read_to_its_end_is_recorded_so(self) -> None:
+        self.put("a.txt", "text one")
+        self.put("b.txt", "text two")
+        config = CorpusConfig(max_documents=1, truncate=True)
+        (entry,) = build_corpus(self.texts, self.folder / "out", config).info["sources"]
+        self.assertEqual((entry["complete"], entry["files"], entry["documents"]), (False, 1, 1))
+
     def test_missing_and_empty_places_are_named_with_a_way_out(self) -> None:
         self.refused(self.folder / "nowhere", "nowhere: no such file or folder", "standard input")
         self.refused(self.texts, "texts: no text file", "skipped: nothing")
@@ -167,7 +180,8 @@ class FolderTest(Case):
         self.refused(self.texts, "1 .png", ".txt")
         self.refused(self.put("empty.txt", b""), "empty.txt: holds no text", "1 empty documents")
         self.refused("builtin:nothing", "builtin:docs, builtin:python, builtin:unicode")
-        self.refused(open_sources_lazily([]), "no source")
+        with self.assertRaisesRegex(CorpusError, "no source"):
+            open_sources([], CorpusConfig())
         self.refused("", "expected a file")
         self.refused("a\0b", "expected a file")
 
@@ -185,17 +199,6 @@ class FolderTest(Case):
             self.skipTest("this file system takes UTF-8 names only")
         corpus = build_corpus(self.texts, self.folder / "out")
         self.assertRegex(corpus.info["sources"][0]["listed"][0], r"  6  caf\\udce9\.txt$")
-
-
-def open_sources_lazily(places: list[str]) -> object:
-    """A stand-in that opens the places only when it is read."""
-
-    class Lazy:
-        def __iter__(self) -> Iterable[str]:
-            open_sources(places, CorpusConfig())
-            return iter(())
-
-    return Lazy()
 
 
 @needs_posix

@@ -36,7 +36,8 @@ class LanguageModel:
         valid_utf8. Yields an Event per sampled token and a last one with `end`.
         """
         try:
-            config = GenerateConfig(**options)
+            stop = options.pop("stop", ())
+            config = GenerateConfig(stop=(stop,) if isinstance(stop, str) else tuple(stop), **options)
         except TypeError as error:
             raise RequestError(f"generate: {error}; options are those of GenerateConfig") from None
         return generate(self.transformer, prompt, config)

@@ -111,8 +111,10 @@ class _Builder:
 
     def close(self) -> None:
         """Close both streams; what they hold stays in their files."""
-        self.train.close()
-        self.validation.close()
+        try:
+            self.train.close()
+        finally:
+            self.validation.close()
 
     def _take(self, document: Document) -> str | None:
         """Take one document whole, or name the limit that it would pass and take nothing of it."""
@@ -201,8 +203,9 @@ class _Builder:
             if self.order
             else "or leave this document out: it is the first, nothing would remain before it"
         )
+        place = f"{document.place}, line {document.line}" if document.line > 1 else document.place
         return LimitError(
-            f"{document.place}: would pass the limit {limit} = {value:,}, as document "
+            f"{place}: would pass the limit {limit} = {value:,}, as document "
             f"{len(self.order) + 1:,} of the corpus; raise it with --{limit.replace('_', '-')}, {way_out}"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from array import array
@@ -81,18 +82,20 @@ def hold_out_tail(
         validation.census.restore(tail)
         train.cut(cut, counts)
         return train, validation, 0
-    new_train, new_validation = Stream(folder / "train.tail.bin"), Stream(folder / "validation.tail.bin")
-    kept = (document for document in _documents(train, validation, order) if not left_out[document.index])
-    for stream, begin, end in _ranges(kept, new_train.starts):
-        new_train.copy(stream, begin, end)
-    if cut > whole.begin:
-        new_train.start()
-        new_train.copy(whole.stream, whole.begin, cut)
-    new_validation.start()
-    new_validation.copy(whole.stream, cut, whole.end)
-    new_validation.boundary()
-    new_train.census.restore(counts)
-    new_validation.census.restore(tail)
+    with contextlib.ExitStack() as opened:
+        new_train = opened.enter_context(contextlib.closing(Stream(folder / "train.tail.bin")))
+        new_validation = opened.enter_context(contextlib.closing(Stream(folder / "validation.tail.bin")))
+        kept = (document for document in _documents(train, validation, order) if not left_out[document.index])
+        for stream, begin, end in _ranges(kept, new_train.starts):
+            new_train.copy(stream, begin, end)
+        if cut > whole.begin:
+            new_train.start()
+            new_train.copy(whole.stream, whole.begin, cut)
+        new_validation.start()
+        new_validation.copy(whole.stream, cut, whole.end)
+        new_validation.boundary()
+        new_train.census.restore(counts)
+        new_validation.census.restore(tail)
     return new_train, new_validation, duplicates
 
 

@@ -29,6 +29,8 @@ class Sources:
 
     def __init__(self, places: list[Place], config: CorpusConfig) -> None:
         self.places = places
+        self.config = config
+        self._opened = False
         for option in ("field", "split_on"):
             if getattr(config, option) is not None and not any(option in place.options for place in places):
                 json_lines = "JSON Lines (.jsonl, .ndjson, or standard input)"
@@ -51,8 +53,12 @@ class Sources:
 
     def documents(self) -> Iterator[Document]:
         """All documents in order; each is read to its end before the next is asked for."""
+        if self._opened:
+            raise CorpusError(f"{self.given}: was read already; open the sources again")
+        self._opened = True
         for place in self.places:
             yield from place.documents()
+            place.complete = True
 
     def records(self) -> list[dict[str, Any]]:
         """What was read, one entry per place."""
@@ -92,10 +98,10 @@ class Items(Place):
             self.count_text(document)
 
 
-def open_sources(places: Iterable[Source], config: CorpusConfig) -> Sources:
+def open_sources(places: Source | Iterable[Source], config: CorpusConfig) -> Sources:
     """Find the places and list their files; nothing is read yet. CorpusError names what is not there."""
     found: list[Place] = []
-    for place in places:
+    for place in [places] if isinstance(places, str | os.PathLike) else places:
         given = os.fspath(place)
         if not isinstance(given, str) or not given or "\0" in given:
             raise CorpusError(f"source {given!r}: expected a file, a folder, - or builtin:docs")
@@ -115,6 +121,11 @@ def open_sources(places: Iterable[Source], config: CorpusConfig) -> Sources:
 def as_sources(source: object, config: CorpusConfig) -> Sources:
     """Whatever build_corpus takes as Sources: itself, one place, or an iterable of documents (`str`)."""
     if isinstance(source, Sources):
+        for option in ("field", "split_on"):
+            if getattr(source.config, option) != getattr(config, option):
+                raise CorpusError(
+                    f"{source.given}: was opened with another {option}; open it with the same options"
+                )
         return source
     if isinstance(source, str | os.PathLike):
         return open_sources([source], config)

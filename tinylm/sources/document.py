@@ -35,7 +35,7 @@ class Place:
 
     `given` is the name for messages, `name` the one to record (no absolute path: the same texts make the
     same corpus anywhere). `size` is its size in bytes if that is known before reading. `options` are the
-    options of CorpusConfig that it uses.
+    options of CorpusConfig that it uses. `complete` says whether it was read to its end.
     """
 
     kind = ""
@@ -47,6 +47,7 @@ class Place:
         self.options: set[str] = set()
         self.skipped: Counter[str] = Counter()
         self.blank_lines = 0
+        self.complete = False
         self._documents = 0
         self._bytes = 0
         self._files: list[str] = []
@@ -80,11 +81,11 @@ class Place:
     def record(self) -> dict[str, Any]:
         """The entry in corpus.json, for what has been read.
 
-        `sha256` is that of a single file; of a folder, that of its list as sha256sum prints it (`listed` holds
-        SHA-256, bytes and path of the first 10,000 files); of text from no file, that of its documents'
-        SHA-256 in a row.
+        `sha256` is that of a single file; of a folder, that of its list as sha256sum prints it (`listed`
+        holds SHA-256, bytes and path of the first 10,000 files); of text from no file, that of its
+        documents' SHA-256 in a row. Files that were not read to their end do not count.
         """
-        entry: dict[str, Any] = {"place": self.name, "kind": self.kind}
+        entry: dict[str, Any] = {"place": self.name, "kind": self.kind, "complete": self.complete}
         entry |= {"documents": self._documents, "bytes": self._bytes}
         if self.kind in ("file", "standard input") and self._files:
             return {**entry, "sha256": self._files[0].partition(" ")[0]}
