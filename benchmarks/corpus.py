@@ -96,7 +96,9 @@ def peak_megabytes() -> float:
 
 
 def measure_apart(builder: str, source: Path) -> dict[str, float]:
-    """`measure` in a process of its own, whose output is thrown away."""
+    """`measure` in a process of its own, whose output is thrown away. Waits for the disk first."""
+    if hasattr(os, "sync"):
+        os.sync()
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
         command = [sys.executable, __file__, "--measure", builder, str(source), str(Path(folder, "out"))]
         done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -524,7 +524,7 @@ class OpenTest(Case):
         for name in ("train.bin", "validation.bin", "train.documents.npy", "validation.documents.npy"):
             path = self.out / name
             data = path.read_bytes()
-            for position in {0, 1, len(data) // 2, len(data) - 1}:
+            for position in {0, 1, 2, 9, len(data) // 2, len(data) - 1}:
                 for bit in range(8):
                     path.write_bytes(
                         bytes([*data[:position], data[position] ^ 1 << bit, *data[position + 1 :]])
@@ -621,7 +621,7 @@ class DescribeTest(Case):
             "Hangul",
             "symbols",
             "bytes per character",
-            "1 empty documents",
+            "1 empty document",
             corpus.digest,
         ):
             self.assertIn(part, text)
@@ -681,6 +681,17 @@ class CensusTest(unittest.TestCase):
             expected[script] = expected.get(script, 0) + len(character.encode("utf-8"))
         self.assertEqual(self.count(text), expected)
         self.assertEqual(self.count("a5"), {"Latin": 1, "common": 1})
+
+    def test_ascii_with_a_few_other_characters_is_counted_the_same(self) -> None:
+        text = "".join(random.Random(4).choices("aZ5 \né안😀", weights=[500] * 5 + [1] * 3, k=200_000))
+        expected = {
+            "Latin": sum(map(text.count, "aZ")) + 2 * text.count("é"),
+            "common": sum(map(text.count, "5 \n")),
+            "Hangul": 3 * text.count("안"),
+            "symbols": 4 * text.count("😀"),
+        }
+        self.assertGreater(min(expected.values()), 0)
+        self.assertEqual(self.count(text), expected)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ class FolderTest(Case):
         self.refused(self.texts, "texts: no text file", "skipped: nothing")
         self.put("picture.png", b"\x89PNG")
         self.refused(self.texts, "1 .png", ".txt")
-        self.refused(self.put("empty.txt", b""), "empty.txt: holds no text", "1 empty documents")
+        self.refused(self.put("empty.txt", b""), "empty.txt: holds no text", "1 empty document,")
         self.refused("builtin:nothing", "builtin:docs, builtin:python, builtin:unicode")
         with self.assertRaisesRegex(CorpusError, "no source"):
             open_sources([], CorpusConfig())

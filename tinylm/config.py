@@ -176,7 +176,7 @@ class TrainConfig(Checked):
     stop_after: int | None = option(
         None, "stop and save after this step, as if interrupted; --resume goes on"
     )
-    batch_rows: int = option(16, "rows per optimizer step")
+    batch_rows: int = option(8, "rows per optimizer step")
     micro_rows: int | None = option(None, "rows per forward pass; None: as many as memory takes")
     seed: int = option(0, "seed of weights, row order and dropout")
     muon: bool = option(True, "Muon for the matrices of the layers; off: AdamW for everything")

@@ -22,7 +22,7 @@ from tinylm.corpus.tail import Largest, hold_out_tail, misses
 from tinylm.corpus.utf8 import Checker, Piece
 from tinylm.errors import CorpusError, LimitError
 from tinylm.sources import Document, Source, Sources, as_sources
-from tinylm.sources.document import shown
+from tinylm.sources.document import counted, shown
 
 HELD = 4 << 20
 REPORTED = 4 << 20
@@ -89,8 +89,8 @@ class _Builder:
                 break
         if not self.order:
             raise CorpusError(
-                f"{sources.given}: holds no text ({self.empty:,} empty documents, {sources.blank_lines():,} "
-                "blank lines); name a source with text"
+                f"{sources.given}: holds no text ({counted(self.empty, 'empty documents')}, "
+                f"{counted(sources.blank_lines(), 'blank lines')}); name a source with text"
             )
 
     def split(self) -> None:

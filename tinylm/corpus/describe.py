@@ -6,7 +6,7 @@ from typing import Any
 
 from tinylm.corpus.opened import SPLITS, stream_file
 from tinylm.corpus.split import Corpus
-from tinylm.sources.document import shown
+from tinylm.sources.document import counted, shown
 from tinylm.tokenizer import debug_decode
 
 SHOWN_DOCUMENTS = 3
@@ -57,15 +57,18 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _source(entry: dict[str, Any]) -> str:
-    within = f"{entry['files']:,} files, " if "files" in entry else ""
-    counts = f"{within}{entry['documents']:,} documents, {entry['bytes']:,} bytes"
-    return f"{entry['place']} ({entry['kind']}: {counts})"
+    counts = ", ".join(
+        counted(entry[name], name) for name in ("files", "documents", "bytes") if name in entry
+    )
+    return (
+        f"{entry['place']} ({entry['kind']}: {counts}{'' if entry['complete'] else ', not read to its end'})"
+    )
 
 
 def _left_out(info: dict[str, Any]) -> list[str]:
     counts = {name.replace("_", " "): count for name, count in info["left_out"].items()}
     counts |= {f"{suffix} files": count for suffix, count in info["skipped"].items()}
-    return [f"{count:,} {name}" for name, count in counts.items() if count]
+    return [counted(count, name) for name, count in counts.items() if count]
 
 
 def _first_documents(corpus: Corpus) -> list[str]:

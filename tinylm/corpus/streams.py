@@ -16,7 +16,7 @@ from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus.scripts import Census, Counts
 
 WIDTH = 2
-BLOCK = 1 << 17
+BLOCK = 1 << 15
 SNAPSHOT = 1 << 20
 
 

@@ -100,6 +100,11 @@ def shown(text: str) -> str:
     return UNPRINTABLE.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
 
 
+def counted(number: int, things: str) -> str:
+    """A number and what it counts: `1 document`, `2,000 documents`."""
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
 def encoding_hint(head: bytes) -> str:
     """What the first bytes of something that is not UTF-8 text look like, and the way out."""
     for mark, name in BYTE_ORDER_MARKS:
