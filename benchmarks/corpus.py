@@ -3,7 +3,8 @@
 Texts: the standard library's source and words in ten scripts, varied, as files of about 1 MB and as one file.
 Each run is a process of its own and alternates with a plain peer, which reads, hashes and writes the same
 uint16 tokens with NumPy, but checks, counts and splits nothing. MB/s are per second of one core (user and
-system time) and per second of the wall, fsync included; the peak is that of the whole process.
+system time) and per second of the wall, fsync included, of the best round; the peak is that of the whole
+process.
 """
 
 from __future__ import annotations
@@ -96,9 +97,13 @@ def peak_megabytes() -> float:
 
 
 def measure_apart(builder: str, source: Path) -> dict[str, float]:
-    """`measure` in a process of its own, whose output is thrown away. Waits for the disk first."""
+    """`measure` in a process of its own, whose output is thrown away.
+
+    Before it starts, the disk finishes what the run before left to do: it would be counted as work of this one.
+    """
     if hasattr(os, "sync"):
         os.sync()
+    time.sleep(2)
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
         command = [sys.executable, __file__, "--measure", builder, str(source), str(Path(folder, "out"))]
         done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -91,12 +91,8 @@ def rung(name: str, result: Baseline | Evaluation, size: int) -> list[object]:
     return [name, result.bits_per_byte, *shown, round(result.bits_per_byte * size / 8)]
 
 
+@cpu_threads(1)  # tensors this small lose more to the second thread than they gain
 def experiment(lab: Lab) -> None:
-    with cpu_threads(1):  # tensors this small lose more to the second thread than they gain
-        measure(lab)
-
-
-def measure(lab: Lab) -> None:
     train, text = names(2_000 if lab.quick else 9_900)
     model = trained(train, 30 if lab.quick else 300, lab.device)
     ours, rungs = evaluate(model, text), ladder(train, text)
@@ -105,9 +101,7 @@ def measure(lab: Lab) -> None:
         ["predictor", "bits per byte", "without ends", "bits per end", "the text in bytes"],
         [*(rung(r.name, r, size) for r in rungs), rung("Transformer, 0.13M", ours, size)],
     )
-    lab.note(
-        f"held out: {size:,} bytes in {ends:,} documents, stream {text.digest[:12]}, {ours.protocol} windows"
-    )
+    lab.note(f"held out: {size:,} bytes in {ends:,} documents, {ours.protocol} windows, {text.digest[:12]}")
 
     alone = [Split.of([text.document(i).astype("u1").tobytes()]) for i in range(ends)]
     each = [score(model, document, policy="reset") for document in alone]

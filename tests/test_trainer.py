@@ -116,6 +116,12 @@ class TestRuns(Case):
         steps = [row["step"] for row in metrics.read_metrics(part.run) if "loss" in row]
         self.assertEqual(steps, [1, 2, 3, 4, 5, 6])
 
+    def test_a_corpus_shorter_than_the_window_trains_and_says_so(self):
+        report = Notes()
+        wide = dataclasses.replace(TINY, window=65_536)
+        trainer.train(self.config(model=wide, steps=2), report)
+        self.assertTrue(any("shorter than the window of 65536" in note for note in report.notes))
+
     def test_it_learns(self):
         result = trainer.train(self.config(steps=80, evaluate_every=40))
         losses = [row["loss"] for row in metrics.read_metrics(result.run) if "loss" in row]
@@ -366,14 +372,14 @@ class TestMachines(unittest.TestCase):
             mock.patch("torch.cuda.is_available", return_value=False),
             mock.patch("torch.backends.mps.is_available", return_value=False),
         ):
-            found = choose_machine(config, seconds=10.0)
+            found = choose_machine(config)
             self.assertEqual((found.device, found.precision, found.compile), ("cpu", "float32", False))
             with self.assertRaisesRegex(ConfigError, "cuda.*this machine does not have"):
                 choose_machine(TrainConfig(data="x", device="cuda"))
 
     def test_compile_without_a_compiler_is_refused_only_if_asked_for(self):
         with mock.patch("shutil.which", return_value=None), mock.patch.dict(os.environ, {"CXX": ""}):
-            self.assertFalse(choose_machine(TrainConfig(data="x", device="cpu"), seconds=1e9).compile)
+            self.assertFalse(choose_machine(TrainConfig(data="x", device="cpu")).compile)
             with self.assertRaisesRegex(ConfigError, "compiler"):
                 choose_machine(TrainConfig(data="x", device="cpu", compile="yes"))
 

@@ -18,9 +18,6 @@ import torch
 from tinylm.config import Checked, TrainConfig
 from tinylm.errors import ConfigError
 
-COMPILE_PAYS_AFTER_S = 300.0
-"""On a CPU, compiling costs about half a minute and makes steps a third faster (LAB.md)."""
-
 
 @dataclass(frozen=True)
 class Machine(Checked):
@@ -54,8 +51,11 @@ class Machine(Checked):
         return dataclasses.asdict(self)
 
 
-def choose_machine(config: TrainConfig, seconds: float | None = None) -> Machine:
-    """Resolve every `auto` of a configuration; `seconds` is how long the run is expected to take."""
+def choose_machine(config: TrainConfig) -> Machine:
+    """Resolve every `auto` of a configuration.
+
+    `compile` is on by itself only on CUDA: on a CPU it took over a minute and made steps no faster (LAB.md).
+    """
     device = choose_device(config.device)
     precision = config.precision
     if precision == "auto":
@@ -67,9 +67,7 @@ def choose_machine(config: TrainConfig, seconds: float | None = None) -> Machine
     if wanted and obstacle:
         raise ConfigError(f"compile is yes, but {obstacle}; use --compile no")
     if wanted is None:
-        wanted = obstacle is None and (
-            device == "cuda" or (device == "cpu" and seconds is not None and seconds >= COMPILE_PAYS_AFTER_S)
-        )
+        wanted = device == "cuda" and obstacle is None
     threads = config.threads if config.threads is not None else torch.get_num_threads()
     return Machine(device, precision, wanted, threads)
 

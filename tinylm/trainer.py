@@ -93,7 +93,7 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
                 f"--resume {folder}"
             )
         seconds = None if config.steps is not None else 60.0 * (config.minutes or 3.0)
-        machine = choose_machine(config, seconds)
+        machine = choose_machine(config)
         config = dataclasses.replace(
             config, data=corpus.path.as_posix(), out=folder.as_posix(), model=model.config
         )
@@ -179,6 +179,10 @@ def prepare(
     model.to(device=machine.device, dtype=machine.weight_dtype)
     policy, window = model.config.policy, model.config.window
     plan = Plan(corpus.train, policy, window, config.batch_rows, config.seed)
+    if plan.padded_lengths[-1] < window:
+        report.note(
+            f"the corpus is shorter than the window of {window}: rows hold {plan.padded_lengths[-1]} tokens"
+        )
     return Run(
         folder=folder,
         config=config,
