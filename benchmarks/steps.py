@@ -68,10 +68,10 @@ def main() -> None:
         with cpu_threads(threads):
             rate = matrix_rate(Machine("cpu", "float32", False, threads)) or float("nan")
         middle = statistics.median(taken)
+        share = flops * tokens / middle / rate
         print(
-            f"{name:<9} {threads} threads: first {first[name, threads]:6.1f} s, median {middle:.3f} s, fastest "
-            f"{min(taken):.3f} s, {tokens / middle:7,.0f} tokens/s, {flops * tokens / middle / rate:.0%} of "
-            f"{rate / 1e9:.0f} GFLOP/s"
+            f"{name:<9} {threads} threads: first {first[name, threads]:6.1f} s, median {middle:.3f} s, "
+            f"fastest {min(taken):.3f} s, {tokens / middle:7,.0f} tokens/s, {share:.0%} of the matrix rate"
         )
 
 

@@ -14,37 +14,8 @@ from tinylm import checkpoint
 from tinylm.corpus import build_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPE = [
-    "--layers",
-    "1",
-    "--width",
-    "32",
-    "--mlp-width",
-    "32",
-    "--heads",
-    "2",
-    "--kv-heads",
-    "2",
-    "--head-size",
-    "16",
-    "--window",
-    "16",
-]
-TRAIN = [
-    *SHAPE,
-    *[
-        "--batch-rows",
-        "4",
-        "--sample-tokens",
-        "0",
-        "--device",
-        "cpu",
-        "--save-every",
-        "20",
-        "--evaluate-every",
-        "200",
-    ],
-]
+TRAIN = """--layers 1 --width 32 --mlp-width 32 --heads 2 --kv-heads 2 --head-size 16 --window 16
+--batch-rows 4 --sample-tokens 0 --device cpu --save-every 20 --evaluate-every 200"""
 
 
 def start(*words: str, folder: Path) -> subprocess.Popen:
@@ -69,9 +40,9 @@ def test_a_run_killed_at_random_times_ends_as_the_run_that_was_not(tmp_path: Pat
     texts = [f"document {number}: the quick brown fox, {number * number} times.\n" for number in range(60)]
     build_corpus(texts, tmp_path / "corpus")
     steps = "600" if short else "3000"
-    finish("train", "corpus", "--steps", steps, "--out", "whole", *TRAIN, folder=tmp_path)
+    finish("train", "corpus", "--steps", steps, "--out", "whole", *TRAIN.split(), folder=tmp_path)
     chance, killed = random.Random(0), 0
-    child = start("train", "corpus", "--steps", steps, "--out", "part", *TRAIN, folder=tmp_path)
+    child = start("train", "corpus", "--steps", steps, "--out", "part", *TRAIN.split(), folder=tmp_path)
     while killed < (4 if short else 40):
         before = checkpoint.list_steps(tmp_path / "part") if (tmp_path / "part").is_dir() else []
         deadline = time.monotonic() + 120
