@@ -99,7 +99,7 @@ def peak_megabytes() -> float:
 def measure_apart(builder: str, source: Path) -> dict[str, float]:
     """`measure` in a process of its own, whose output is thrown away.
 
-    Before it starts, the disk finishes what the run before left to do: it would be counted as work of this one.
+    Before it starts, the disk finishes what the run before left to do: it would count as work of this one.
     """
     if hasattr(os, "sync"):
         os.sync()

@@ -25,6 +25,9 @@ Arguments = Any
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 2 after an error, 130 or 143 after an interrupt."""
     utf8_output()
+    # Threads that wait spin by default; where another program wants a core, a step then takes twice as
+    # long (LAB.md). Read once, when torch is loaded; the numbers do not depend on it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with warnings.catch_warnings():

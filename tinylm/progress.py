@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tinylm.baselines import Baseline
@@ -28,12 +28,11 @@ class TerminalReport(Report):
     def __init__(self) -> None:
         self.console = console()
         self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}  {task.fields[facts]}"),
-            TimeElapsedColumn(),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=8),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
             console=self.console,
             disable=not self.console.is_terminal,
         )
@@ -78,7 +77,7 @@ class TerminalReport(Report):
         if self.facts["matrix_rate"]:
             share = f"{self.speed * self.facts['flops_per_target'] / self.facts['matrix_rate']:.0%}"
         bits = row["loss"] / math.log(2)
-        facts = f"loss {bits:.3f} bits  {self.speed:,.0f} bytes/s  {share} of the matrix rate"
+        facts = f"loss {bits:.3f} bits {self.speed:,.0f} bytes/s {share} matmul"
         if self.task is not None:
             self.progress.update(self.task, completed=row["step"], facts=facts)
 

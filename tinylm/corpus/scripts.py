@@ -11,6 +11,7 @@ Counts = npt.NDArray[np.int64]
 
 AT_ONCE = 1 << 16
 SPARSE = 8
+WORTH = 1 << 12
 
 # Blocks of code points, coarse where a block mixes scripts. Fixed here, not asked from `unicodedata`, whose
 # answers change with Python's version: the same texts make the same corpus.json everywhere. `common` is
@@ -72,7 +73,7 @@ class Census:
             if self._ascii_size >= AT_ONCE:
                 self._count_ascii()
             return
-        if len(data) >= AT_ONCE and (len(data) - len(text)) * SPARSE < len(data):
+        if len(data) >= WORTH and (len(data) - len(text)) * SPARSE < len(data):
             values = np.frombuffer(data, np.uint8)
             others = values[values >= 0x80]
             self._add_ascii(values, len(values) - len(others))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tinylm.corpus.scripts import Census, Counts
 WIDTH = 2
 BLOCK = 1 << 15
 SNAPSHOT = 1 << 20
+SETTLED = 1 << 24
 
 
 class Stream:
@@ -35,6 +37,7 @@ class Stream:
         self._file = io.FileIO(path, "x+")
         self._block = np.empty(BLOCK, "<u2")
         self._filled = 0
+        self._settled = 0
         self._sha256 = hashlib.sha256()
         self._snapshots = [(0, self._sha256.copy())]
         self.boundary()
@@ -79,6 +82,7 @@ class Stream:
         for block in self.read(position, tokens):
             self._sha256.update(block.data)
         self.tokens = tokens
+        self._settled = min(self._settled, tokens)
         self.census.restore(counts)
         while self.starts and self.starts[-1] >= tokens:
             self.starts.pop()
@@ -135,3 +139,15 @@ class Stream:
         if self.tokens - self._snapshots[-1][0] >= SNAPSHOT:
             self._snapshots.append((self.tokens, self._sha256.copy()))
         files.write_all(self._file, block.data)
+        if self.tokens - self._settled >= SETTLED:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Let the disk begin, and give back memory of what it has.
+
+        Otherwise a large corpus would push everything else out of the page cache, and the fsync at the end
+        would wait for all of it at once.
+        """
+        self._settled = self.tokens
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
