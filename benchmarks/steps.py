@@ -20,7 +20,7 @@ from tinylm.config import PRESETS, TrainConfig
 from tinylm.devices import Machine, cpu_threads, matrix_rate
 from tinylm.model import Transformer, flops_per_token
 from tinylm.optimizer import Optimizer
-from tinylm.trainer import LossFunction, mean_loss
+from tinylm.training_step import LossFunction, mean_loss
 
 
 def main() -> None:

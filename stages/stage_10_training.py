@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 
-from tinylm import metrics, trainer
+from tinylm import metrics, trainer, training_step
 from tinylm.config import CorpusConfig, ModelConfig, TrainConfig
 from tinylm.corpus import Corpus, build_corpus
 from tinylm.devices import choose_machine
@@ -60,7 +60,7 @@ def gradients_apart(corpus: Corpus, folder: Path, lab: Lab) -> float:
         )
         run = trainer.prepare(folder, config, choose_machine(config), corpus, Transformer(SHAPE), Report())
         run.micro_rows = rows
-        trainer.accumulate(run, run.plan.batch(0), 0)
+        training_step.accumulate(run, run.plan.batch(0), 0)
         found.append([p.grad for p in run.model.parameters() if p.grad is not None])
     return max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
 

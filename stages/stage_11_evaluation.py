@@ -122,8 +122,8 @@ def experiment(lab: Lab) -> None:
     )
     windows = {window: score(model, text, window=window).bits_per_byte for window in (64, 32, 16, 8)}
     lab.table(["window", "bits per byte"], [[window, number] for window, number in windows.items()])
-    by_rows = [evaluate(model, text, rows=rows).bits_per_byte for rows in ROWS]
-    spread = max(by_rows) - min(by_rows)
+    by_rows = sorted(evaluate(model, text, rows=rows).bits_per_byte for rows in ROWS)
+    spread = by_rows[-1] - by_rows[0]
     copied = abs(evaluate(Bigram(train, CONFIG), text).bits_per_byte - rungs[2].bits_per_byte)
     lab.note(f"rows at a time {', '.join(map(str, ROWS))}: the numbers differ by {spread:.1e}")
     lab.note(f"the 2-gram scored as a model: differs from its rung by {copied:.1e}")
@@ -133,8 +133,7 @@ def experiment(lab: Lab) -> None:
         lab.value(name, r.bits_per_byte, tolerance=0.0 if r.bits_per_boundary is not None else 0.02)
     measured = {"model": full, "below": below, "free": free, "nats": below * math.log(2), "mean": mean}
     measured |= {"by_document": by_document, **{f"window_{w}": number for w, number in windows.items()}}
-    best = min(r.bits_per_byte for r in rungs if "gram" in r.name)
-    measured["apart"] = abs(best - full)
+    measured["apart"] = abs((best := min(r.bits_per_byte for r in rungs if "gram" in r.name)) - full)
     for name, number in measured.items():
         lab.value(name, number, tolerance=0.06)
     lab.otherwise(

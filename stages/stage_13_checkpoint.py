@@ -89,14 +89,15 @@ def experiment(lab: Lab) -> None:
     said: dict[str, tuple[str | None, ...]] = {}
     with workspace() as run:
         earlier, step = (checkpoint.save_step(run, number, model, state, {}) for number in (1, 2))
-        path = step / checkpoint.MODEL
+        path, alone = step / checkpoint.MODEL, run / "alone.safetensors"
         whole = path.read_bytes()
         intact = refusal(checkpoint.load_model, step) is None
         for name, damage in DAMAGES.items():
-            path.write_bytes(damage(whole))
+            for place in (path, alone):
+                place.write_bytes(damage(whole))
             said[name] = (
-                refusal(format_alone, path),
-                refusal(checkpoint.load_model, path),
+                refusal(format_alone, alone),
+                refusal(checkpoint.load_model, alone),
                 refusal(checkpoint.load_model, step),
             )
         found = checkpoint.find(run)

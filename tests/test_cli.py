@@ -323,7 +323,67 @@ class TestBadInput(Case):
             self.assertIn("model.safetensors", self.refused(*words))
 
 
+class TestRefusedFlags(Case):
+    def test_what_the_parser_refuses_is_one_line_too(self):
+        cases = {
+            ("train", self.corpus, "--stepz", "5"): "--stepz",
+            ("train", self.corpus, "--steps", "abc"): "abc",
+            ("train", self.corpus, "--device", "tpu"): "tpu",
+            ("corpus", "build", "a.txt"): "--out",
+            ("generate",): "CHECKPOINT",
+            ("corpus", "show", "a", "b"): "b",
+        }
+        for words, part in cases.items():
+            self.assertIn(part, self.refused(*words))
+
+    def test_a_resumed_run_takes_no_new_options(self):
+        words = ("train", self.corpus, "--steps", "4", "--stop-after", "2", "--out", "run", *FAST)
+        self.assertEqual(command(*words)[0], 0)
+        for more in (["--steps", "9"], ["--width", "64"], [self.corpus], ["--seed", "1"]):
+            self.assertRegex(self.refused("train", "--resume", "run", *more), "does not take")
+        for stop in ("0", "-3", "1", "2"):
+            self.assertIn("stop_after", self.refused("train", "--resume", "run", "--stop-after", stop))
+        self.assertEqual(command("train", "--resume", "run", "--stop-after", "3")[0], 0)
+        self.assertEqual(command("train", "--resume", "run")[0], 0)
+        self.assertTrue(Path("run/step-00000004").is_dir())
+
+    def test_a_run_json_names_its_corpus(self):
+        self.assertEqual(command("train", self.corpus, "--steps", "1", "--out", "one", *FAST)[0], 0)
+        self.assertEqual(command("train", "--config", "one/run.json", "--out", "two")[0], 0)
+
+    def test_stop_strings_are_given_one_by_one(self):
+        code, out, _ = command("generate", str(SAMPLE), "--stop", "e", "--stop", " ", "Return")
+        self.assertEqual(code, 0)
+        self.assertTrue(out.startswith("Return"))
+        self.assertNotIn(" ", out.removeprefix("Return").strip("\n"))
+
+    def test_a_run_that_cannot_begin_leaves_nothing(self):
+        with mock.patch("importlib.util.find_spec", return_value=None):
+            self.assertIn("track", self.refused("train", self.corpus, "--steps", "1", "--tensorboard", *FAST))
+        with mock.patch("tinylm.trainer.save", side_effect=OSError(errno.ENOSPC, "No space left", "run/x")):
+            code, _, error = command("train", self.corpus, "--steps", "1", "--out", "run", *FAST)
+        self.assertEqual(code, 2)
+        self.assertIn("free some space", error)
+        self.assertFalse(Path("run").exists())
+
+    def test_sizes_that_no_machine_has_are_refused(self):
+        for words in (["--window", "100000000000"], ["--threads", "100000"], ["--batch-rows", "20000000000"]):
+            self.assertIn("at most", self.refused("train", self.corpus, *FAST, *words))
+        self.assertIn("at most", self.refused("train", self.corpus, *FAST, "--minutes", "1e308"))
+
+
 class TestProcesses(Case):
+    def test_a_reader_that_goes_away_does_not_end_the_run(self):
+        words = " ".join(["train", self.corpus, "--steps", "5", "--out", "run", *FAST])
+        subprocess.run(
+            f"'{sys.executable}' -m tinylm {words} 2>&1 | head -1",
+            shell=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            timeout=120,
+        )
+        self.assertTrue(Path("run/step-00000005").is_dir())
+
     def test_signals_save_print_the_way_back_and_exit_130_or_143(self):
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             words = (

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from tinylm import checkpoint, metrics, trainer
+from tinylm import checkpoint, metrics, trainer, training_step
 from tinylm.batches import Plan
 from tinylm.config import ModelConfig, TrainConfig
 from tinylm.corpus import build_corpus
@@ -61,7 +61,7 @@ class Case(unittest.TestCase):
         }
         return TrainConfig(**{**values, **changes})
 
-    def run_for(self, rows: int, **changes) -> trainer.Run:
+    def run_for(self, rows: int, **changes) -> training_step.Run:
         """A prepared run in float64 that nothing was written for."""
         config = self.config(precision="float64", **changes)
         model = Transformer(dataclasses.replace(TINY), 0)
@@ -183,7 +183,7 @@ class TestSteps(Case):
             run = self.run_for(rows)
             with torch.no_grad():
                 run.model.lm_head.weight.normal_(generator=torch.Generator().manual_seed(0))
-            loss = trainer.accumulate(run, run.plan.batch(0), 0)
+            loss = training_step.accumulate(run, run.plan.batch(0), 0)
             gradients.append([torch.tensor(loss), *(p.grad.clone() for p in run.model.parameters())])
         for other in gradients[1:]:
             for a, b in zip(gradients[0], other, strict=True):
@@ -201,7 +201,7 @@ class TestSteps(Case):
             .gather(1, torch.from_numpy(batch.targets_BT)[scored][:, None])
             .mean()
         )
-        self.assertAlmostEqual(trainer.accumulate(run, batch, 0), float(expected), places=12)
+        self.assertAlmostEqual(training_step.accumulate(run, batch, 0), float(expected), places=12)
 
     def test_a_loss_that_is_not_finite_stops_before_the_weights_change(self):
         run = self.run_for(4)
@@ -209,7 +209,7 @@ class TestSteps(Case):
         real = run.loss
         run.loss = lambda *given: real(*given) * float("nan")
         with self.assertRaisesRegex(TrainingError, "step 5: the loss is nan.*--muon-rate"):
-            trainer.train_step(run, run.plan.batch(4), 4, 1.0)
+            training_step.train_step(run, run.plan.batch(4), 4, 1.0)
         self.assertTrue(all(torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True)))
         self.assertEqual(run.optimizer.steps_done, 0)
 
@@ -224,7 +224,7 @@ class TestSteps(Case):
 
         hard.loss = hungry
         for run in (easy, hard):
-            trainer.train_step(run, run.plan.batch(0), 0, 1.0)
+            training_step.train_step(run, run.plan.batch(0), 0, 1.0)
         self.assertEqual(hard.micro_rows, 1)
         self.assertEqual(len(hard.report.notes), 2)
         for a, b in zip(easy.model.parameters(), hard.model.parameters(), strict=True):
@@ -234,13 +234,13 @@ class TestSteps(Case):
         run = self.run_for(1)
         run.loss = mock.Mock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory"))
         with self.assertRaisesRegex(TrainingError, "one row of 16 tokens.*--window"):
-            trainer.train_step(run, run.plan.batch(0), 0, 1.0)
+            training_step.train_step(run, run.plan.batch(0), 0, 1.0)
 
     def test_other_runtime_errors_are_not_taken_for_memory(self):
         run = self.run_for(4)
         run.loss = mock.Mock(side_effect=RuntimeError("a bug"))
         with self.assertRaisesRegex(RuntimeError, "a bug"):
-            trainer.train_step(run, run.plan.batch(0), 0, 1.0)
+            training_step.train_step(run, run.plan.batch(0), 0, 1.0)
 
     def test_clipping_bounds_the_gradient_and_logs_its_norm(self):
         run = self.run_for(4, clip=0.5)
@@ -252,7 +252,7 @@ class TestSteps(Case):
             step(optimizer, scale)
 
         with mock.patch.object(Optimizer, "step", look):
-            _, norm = trainer.train_step(run, run.plan.batch(0), 0, 1.0)
+            _, norm = training_step.train_step(run, run.plan.batch(0), 0, 1.0)
         self.assertAlmostEqual(seen[0], min(0.5, norm), places=5)
 
 
@@ -343,6 +343,33 @@ class TestSignals(Case):
             trainer.resume(part.run)
             name = "step-00000006/model.safetensors"
             self.assertEqual((whole.run / name).read_bytes(), (part.run / name).read_bytes())
+
+    def test_a_signal_before_the_first_step_leaves_a_run_that_resumes(self):
+        class Early(Report):
+            def started(self, facts, step, steps):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        whole = trainer.train(self.config("whole"))
+        part = trainer.train(self.config("part"), Early())
+        self.assertEqual((part.step, part.signal), (0, signal.SIGINT))
+        trainer.resume(part.run)
+        name = "step-00000006/model.safetensors"
+        self.assertEqual((whole.run / name).read_bytes(), (part.run / name).read_bytes())
+
+    def test_a_signal_while_evaluating_is_saved_too(self):
+        class Late(Report):
+            def evaluated(self, step, evaluation, sample):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        part = trainer.train(self.config(save_every=100), Late())
+        self.assertEqual([step for step, _ in checkpoint.list_steps(part.run)], [3])
+
+    def test_a_damaged_log_is_named(self):
+        part = trainer.train(self.config(stop_after=2))
+        for line in (b'{"stop":1}\n', b"[1]\n", b'{"step":"1"}\n'):
+            (part.run / "metrics.jsonl").write_bytes(line)
+            with self.assertRaisesRegex(CheckpointError, "metrics.jsonl:1"):
+                trainer.resume(part.run)
 
     def test_handlers_are_given_back(self):
         before = signal.getsignal(signal.SIGINT)

@@ -148,7 +148,8 @@ def find(path: str | os.PathLike[str]) -> Checkpoint:
     """What a CHECKPOINT argument means: a run (its newest verified step), a step folder, a model file."""
     path = Path(path)
     if path.is_file():
-        return Checkpoint(path, None)
+        beside = path.parent / MANIFEST
+        return Checkpoint(path, verify_step(path.parent) if path.name == MODEL and beside.exists() else None)
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist; expected a run folder, a step folder or a model file")
     if not path.is_dir():

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
-import operator
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tinylm import config as options
 from tinylm.errors import ConfigError, TinylmError
+from tinylm.flags import flags, one_line, train_flags
 from tinylm.walkthrough import utf8_output
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), ended_by_sigterm():
             warnings.showwarning = lambda message, *rest: print(
                 f"tinylm: warning: {message}", file=sys.stderr
             )
@@ -53,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def dispatch(words: list[str]) -> int:
     """Find the command, parse its arguments, run it."""
     name = " ".join(words[:2]) if words[:1] == ["corpus"] else " ".join(words[:1])
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help") or words in (["corpus"], ["corpus", "--help"]):
         print(overview())
         return 0
     if words[0] == "--version":
@@ -68,13 +72,20 @@ def dispatch(words: list[str]) -> int:
     command = COMMANDS[name]
     import tyro
 
-    given: Arguments = tyro.cli(
-        command.arguments(words),
-        args=words[len(name.split()) :],
-        prog=f"tinylm {name}",
-        description=command.help,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
-    )
+    complaints = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaints):
+            given: Arguments = tyro.cli(
+                command.arguments(words),
+                args=words[len(name.split()) :],
+                prog=f"tinylm {name}",
+                description=command.help,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands, tyro.conf.UseAppendAction),
+            )
+    except SystemExit as refused:
+        if not refused.code:
+            return 0
+        raise ConfigError(one_line(complaints.getvalue())) from None
     return command.run(given)
 
 
@@ -123,13 +134,16 @@ def train(given: Arguments) -> int:
     from tinylm import trainer
 
     values = fields(given)
-    run, _ = values.pop("resume"), values.pop("config")
+    run, path = values.pop("resume"), values.pop("config")
     with terminal_report() as report:
+        if run is None and values["data"] is None and path is not None:
+            values["data"] = options.read_run_config(path).data
         if run is None and values["data"] is None:
             raise ConfigError(
                 "DATA is missing: name a corpus or a source of text, or a run to go on with: --resume RUN"
             )
         if run is not None:
+            refuse_new_options(given)
             result = trainer.resume(run, report, given.stop_after)
         else:
             values["model"] = options.ModelConfig(**fields(given.model))
@@ -139,6 +153,24 @@ def train(given: Arguments) -> int:
 
         console(stderr=False).print(evaluation_table(result.evaluation))
     return ended(result.signal)
+
+
+def refuse_new_options(given: Arguments) -> None:
+    """A resumed run goes on as it was configured; raise ConfigError for every flag that asks for more."""
+    usual = fields(type(given)())
+    asked = [
+        f"--{name.replace('_', '-')}"
+        for name, value in fields(given).items()
+        if name not in ("resume", "stop_after", "model", "data") and value != usual[name]
+    ]
+    asked += ["DATA"] if given.data is not None else []
+    if given.model != type(given.model)():
+        asked.append("the model's flags")
+    if asked:
+        raise ConfigError(
+            f"--resume goes on with a run as it is, and does not take {', '.join(asked)}; leave them out, "
+            f"or start another run from its weights: tinylm train DATA --init {given.resume}"
+        )
 
 
 def evaluate(given: Arguments) -> int:
@@ -173,11 +205,11 @@ def generate(given: Arguments) -> int:
     values = fields(given)
     path, prompt = values.pop("checkpoint"), values.pop("prompt") or ""
     config = options.GenerateConfig(**values).check()
-    model = load(path)
+    events = load(path).generate(prompt, **dataclasses.asdict(config))
     print(prompt, end="", flush=True)
     end = None
     with stop_requests() as stop:
-        for event in model.generate(prompt, **dataclasses.asdict(config)):
+        for event in events:
             print(event.text, end="", flush=True)
             end = event.end
             if stop.signal is not None:
@@ -207,95 +239,21 @@ def terminal_report() -> TerminalReport:
     return TerminalReport()
 
 
-def flags(
-    source: type,
-    *,
-    default: object = None,
-    positional: Mapping[str, tuple[Any, str]] = {},
-    extra: Mapping[str, tuple[Any, Any, str]] = {},
-    without: Sequence[str] = (),
-) -> type:
-    """A dataclass for tyro with the fields of `source`: positional arguments first, `extra` flags last.
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a command as an exception does, so that what is half-written is removed."""
 
-    Positional entries are (type, help), extra ones (type, default, help). `default` is an instance of
-    `source` that gives the defaults; a nested configuration becomes flags of the same level.
-    """
-    import tyro
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
 
-    hints = get_type_hints(source)
-    made: list[tuple[str, Any, Any]] = []
-    for name, (kind, help) in positional.items():
-        optional = type(None) in get_args(kind)
-        placeholder = f"[{name.upper()}]" if optional else name.upper()
-        kind = annotated(kind, tyro.conf.Positional, described(kind, None, help, placeholder))
-        made.append((name, kind, dataclasses.field(default=None) if optional else dataclasses.field()))
-    for field in dataclasses.fields(source):
-        if field.name in positional or field.name in without:
-            continue
-        value = field.default if default is None else getattr(default, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            nested = flags(type(value), default=value)
-            made.append((field.name, nested, dataclasses.field(default_factory=nested)))
-            continue
-        kind = annotated(hints[field.name], described(hints[field.name], value, field.metadata["help"]))
-        made.append((field.name, kind, dataclasses.field(default=value)))
-    for name, (kind, value, help) in extra.items():
-        kind = annotated(kind, described(kind, value, help))
-        made.append((name, kind, dataclasses.field(default=value)))
-    return dataclasses.make_dataclass(source.__name__, made, kw_only=True)
-
-
-def annotated(kind: Any, *notes: object) -> Any:
-    """Annotated[kind, *notes], for a type that is only known when the program runs."""
-    return operator.getitem(Annotated, (kind, *notes))
-
-
-def described(kind: Any, default: object, help: str, metavar: str | None = None) -> object:
-    """Help text and placeholder of an argument; what None stands for is said by the text itself."""
-    import tyro
-
-    choices = [part for part in get_args(kind) if part is not type(None)]
-    if metavar is None and type(None) in get_args(kind):
-        metavar = choices[0].__name__.upper()
-    hint = "" if default in (None, ()) else None
-    return tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint=hint)
-
-
-def train_flags(words: list[str]) -> type:
-    """The flags of `tinylm train`: their defaults depend on --config, --init and --preset."""
-    base = options.TrainConfig(data="")
-    if path := flag_value(words, "--config"):
-        base = options.read_run_config(path)
-        if flag_value(words, "--minutes") is not None:
-            base = dataclasses.replace(base, steps=None)
-    name = flag_value(words, "--preset")
-    model = base.model
-    if name is not None or model is None:
-        model = options.preset(name or base.preset)
-    if (init := flag_value(words, "--init")) and name is None:
-        from tinylm.checkpoint import load_model
-
-        model = load_model(init).config
-    data = "a corpus folder, or any source of text (a corpus is built from it first)"
-    return flags(
-        options.TrainConfig,
-        default=dataclasses.replace(base, model=model),
-        positional={"data": (str | None, data)},
-        extra={
-            "config": (str | None, None, "take defaults from this run.json"),
-            "resume": (str | None, None, "go on with this run instead of starting one"),
-        },
-    )
-
-
-def flag_value(words: Sequence[str], flag: str) -> str | None:
-    """The value of a flag that must be known before the others are parsed."""
-    for position, word in enumerate(words):
-        if word == flag and position + 1 < len(words):
-            return words[position + 1]
-        if word.startswith(flag + "="):
-            return word[len(flag) + 1 :]
-    return None
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def complain(message: str) -> int:
@@ -313,7 +271,7 @@ def way_out(error: OSError) -> str:
         errno.EDQUOT: "free some space, or choose a place on another disk; nothing half-written was left",
         errno.EACCES: "change its permissions, or choose another place",
         errno.ENOENT: "check the path",
-        errno.EEXIST: "choose another place, or --replace",
+        errno.EEXIST: "choose another place",
         errno.EROFS: "choose a place that can be written",
         errno.ENOTDIR: "choose a folder",
         errno.ENOTEMPTY: "choose another place",

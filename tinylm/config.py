@@ -16,6 +16,9 @@ from typing import Any, Literal, Self, get_args, get_type_hints
 from tinylm import files
 from tinylm.errors import ConfigError
 
+MOST = 65_536
+"""Sizes above this are taken for slips of the finger rather than tried."""
+
 Policy = Literal["cross", "reset"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
@@ -89,8 +92,8 @@ class ModelConfig(Checked):
     tied: bool = option(False, "use the embedding as the head")
 
     def problems(self) -> list[str]:
-        found = _integers(self, ("layers", "width", "mlp_width", "heads", "kv_heads", "head_size"), 1)
-        found += _integers(self, ("window",), 2)
+        counts = ("layers", "width", "mlp_width", "heads", "kv_heads", "head_size")
+        found = _integers(self, counts, 1, MOST) + _integers(self, ("window",), 2, 16 * MOST)
         found += _numbers(self, ("rope_theta", "norm_eps"), 0.0, above=True)
         found += _choices(self, policy=("cross", "reset"))
         found += _booleans(self, ("tied",))
@@ -223,15 +226,17 @@ class TrainConfig(Checked):
                 found.append(f"{name} is {getattr(self, name)!r}, expected a path")
         if self.steps is not None and self.minutes is not None:
             found.append(f"steps is {self.steps} and minutes is {self.minutes}, expected one of them")
-        found += _integers(self, ("batch_rows", "evaluate_tokens", "keep"), 1)
+        found += _integers(self, ("batch_rows",), 1, MOST) + _integers(self, ("evaluate_tokens", "keep"), 1)
         found += _integers(self, ("sample_tokens",), 0)
         found += _seed(self)
         for name in ("steps", "stop_after", "micro_rows", "evaluate_every", "save_every", "threads"):
             if getattr(self, name) is not None:
-                found += _integers(self, (name,), 1)
+                found += _integers(self, (name,), 1, 1024 if name == "threads" else None)
         for name in ("minutes", "clip"):
             if getattr(self, name) is not None:
                 found += _numbers(self, (name,), 0.0, above=True)
+        if not found and self.minutes is not None and self.minutes > 1_000_000:
+            found.append(f"minutes is {self.minutes:g}, expected at most 1000000")
         found += _numbers(self, ("muon_rate", "adam_rate", "weight_decay"), 0.0)
         found += _shares(self, ("muon_momentum", "adam_beta1", "adam_beta2", "dropout", "warmup", "decay"))
         found += _choices(
@@ -335,7 +340,7 @@ def read_run_config(path: str) -> TrainConfig:
     return dataclasses.replace(TrainConfig.from_dict(content["config"], path), out=None, stop_after=None)
 
 
-def _integers(config: object, names: tuple[str, ...], least: int) -> list[str]:
+def _integers(config: object, names: tuple[str, ...], least: int, most: int | None = None) -> list[str]:
     found = []
     for name in names:
         value = getattr(config, name)
@@ -343,6 +348,8 @@ def _integers(config: object, names: tuple[str, ...], least: int) -> list[str]:
             found.append(f"{name} is {value!r}, expected an integer")
         elif value < least:
             found.append(f"{name} is {value}, expected at least {least}")
+        elif most is not None and value > most:
+            found.append(f"{name} is {value}, expected at most {most}")
     return found
 
 

@@ -27,16 +27,16 @@ def corpus_for(
     if (Path(data) / MANIFEST).is_file():
         return open_corpus(data)
     name = corpus_name(data)
-    building = FOLDER / f".building-{name}-{secrets.token_hex(6)}"
+    building = FOLDER / f".building-{secrets.token_hex(6)}"
     try:
-        built = build_corpus(data, building, config, progress=progress)
-        for place in (FOLDER / name, FOLDER / f"{name}-{built.digest[:8]}"):
+        digest = build_corpus(data, building, config, progress=progress).digest
+        for place in (FOLDER / name, FOLDER / f"{name}-{digest[:8]}"):
             if not place.exists():
                 building.rename(place)
                 return open_corpus(place, verify=False)
             if (place / MANIFEST).is_file():
                 found = open_corpus(place)
-                if found.digest == built.digest:
+                if found.digest == digest:
                     return found
         raise CorpusError(f"{place}: exists and is another corpus; remove it, or name it as DATA")
     finally:
@@ -47,4 +47,4 @@ def corpus_name(data: str) -> str:
     """The name under which a source's corpus and runs stand: the last part of the place, without suffixes."""
     if data == "-":
         return "stdin"
-    return Path(data.removeprefix("builtin:")).resolve().name.split(".")[0] or "texts"
+    return Path(data.removeprefix("builtin:")).resolve().name.split(".")[0][:80] or "texts"

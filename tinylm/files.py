@@ -72,7 +72,7 @@ def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterat
     If the block raises, nothing remains. An existing `path` raises FileExistsError, unless `replace`:
     then the old folder gives way only when the new one is complete.
     """
-    path = Path(path)
+    path = Path(path) if Path(path).name else Path(path).resolve()
     if path.exists() and not (replace and path.is_dir()):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(6)}")

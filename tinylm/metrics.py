@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import IO, Any, Self
 
 from tinylm import files
-from tinylm.errors import ConfigError
+from tinylm.errors import CheckpointError, ConfigError
 
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
@@ -52,12 +53,17 @@ class RunLog:
             self._board.close()
 
 
+def check_tensorboard() -> None:
+    """Raise ConfigError where TensorBoard is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError("tensorboard is on, but is not installed; pip install 'tinylm[track]'")
+
+
 def tensorboard_writer(run: Path) -> Any:
     """TensorBoard's writer into the run folder; raises ConfigError where the package is missing."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError("tensorboard is on, but is not installed; pip install 'tinylm[track]'") from None
+    check_tensorboard()
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(run / "tensorboard"))
 
 
@@ -69,13 +75,18 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _step(line: bytes, where: str) -> int:
+    row = files.parse_json(line, where)
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        raise CheckpointError(f"{where}: is not a row with a step; the log was damaged or edited")
+    return int(row["step"])
+
+
 def cut_after(run: Path, step: int) -> None:
     """Drop the rows after a step from both logs, so that a resumed run writes them again."""
     for name in (METRICS, TIMINGS):
+        if not (run / name).is_file():
+            raise CheckpointError(f"{run / name}: does not exist; the run is not whole")
         lines = (run / name).read_bytes().split(b"\n")[:-1]
-        kept = [
-            line
-            for i, line in enumerate(lines, 1)
-            if files.parse_json(line, f"{run / name}:{i}")["step"] <= step
-        ]
+        kept = [line for i, line in enumerate(lines, 1) if _step(line, f"{run / name}:{i}") <= step]
         files.write_atomic(run / name, b"".join(line + b"\n" for line in kept))

@@ -33,7 +33,10 @@ def draw_curve(run: Path, note: Callable[[str], None]) -> Path | None:
     if not steps:
         return None
     figure = _figure(
-        [row["step"] for row in steps], [row["loss"] / math.log(2) for row in steps], marks, run.name
+        [row["step"] for row in steps],
+        [row["loss"] / math.log(2) for row in steps],
+        marks,
+        run.name.encode("utf-8", "replace").decode(),
     )
     files.write_atomic(run / CURVE, svg_bytes(figure))
     return run / CURVE

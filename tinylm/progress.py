@@ -17,9 +17,16 @@ from tinylm.evaluate import Evaluation
 from tinylm.reports import Report
 
 
+class QuietConsole(Console):
+    """A console whose reader may go away: then it says no more, and the work goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 def console(stderr: bool = True) -> Console:
     """A console that never breaks lines of text it was given in the middle of a word, nor guesses markup."""
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    return QuietConsole(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 class TerminalReport(Report):

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
+import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from tinylm import checkpoint, files, metrics
-from tinylm.batches import IGNORED, Batch, Plan
+from tinylm.batches import Plan
 from tinylm.config import GenerateConfig, ModelConfig, TrainConfig
-from tinylm.contract import VOCABULARY_SIZE, contract
+from tinylm.contract import contract
 from tinylm.corpus import Corpus, open_corpus
 from tinylm.data import corpus_for
 from tinylm.devices import (
@@ -27,11 +23,10 @@ from tinylm.devices import (
     choose_device,
     choose_machine,
     cpu_threads,
-    is_out_of_memory,
     matrix_rate,
     versions,
 )
-from tinylm.errors import CheckpointError, ConfigError, TrainingError
+from tinylm.errors import CheckpointError, ConfigError
 from tinylm.evaluate import Evaluation, evaluate
 from tinylm.generate import generate
 from tinylm.interrupts import StopRequest, stop_requests
@@ -39,8 +34,7 @@ from tinylm.model import Transformer, flops_per_token, parameter_count
 from tinylm.optimizer import Optimizer, rate_scale
 from tinylm.plots import draw_curve
 from tinylm.reports import Report
-
-LossFunction = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]
+from tinylm.training_step import Run, compiled, train_step
 
 
 @dataclass(frozen=True)
@@ -58,23 +52,6 @@ class TrainResult:
         return self.step >= self.steps
 
 
-@dataclass
-class Run:
-    """Everything that a step needs, and nothing else."""
-
-    folder: Path
-    config: TrainConfig
-    machine: Machine
-    corpus: Corpus
-    plan: Plan
-    model: Transformer
-    optimizer: Optimizer
-    loss: LossFunction
-    micro_rows: int
-    steps: int
-    report: Report
-
-
 def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
     """Train a model into a new run folder. Raises ConfigError with all problems before anything is written.
 
@@ -83,17 +60,17 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
     started = time.monotonic()
     config.check()
     report = report or Report()
+    machine = choose_machine(config)
+    if config.tensorboard:
+        metrics.check_tensorboard()
+    if config.out is not None:
+        check_free(Path(config.out))
+    model = initial_model(config)
     with stop_requests() as stop:
         corpus = corpus_for(config.data)
-        model = initial_model(config)
         folder = Path(config.out or f"checkpoints/{corpus.path.name}-{config.preset}")
-        if folder.exists():
-            raise ConfigError(
-                f"out is {folder}, which exists; choose another --out, or go on with it: tinylm train "
-                f"--resume {folder}"
-            )
+        check_free(folder)
         seconds = None if config.steps is not None else 60.0 * (config.minutes or 3.0)
-        machine = choose_machine(config)
         config = dataclasses.replace(
             config, data=corpus.path.as_posix(), out=folder.as_posix(), model=model.config
         )
@@ -103,10 +80,25 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
                 left = seconds - (time.monotonic() - started)
                 run = with_steps(run, steps_in(run, left))
             run = with_intervals(run)
-            folder.mkdir(parents=True)
-            with files.run_lock(folder, report.note):
-                files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
-                return loop(run, 0, stop)
+            with files.named(folder):
+                folder.mkdir(parents=True)
+            try:
+                with files.run_lock(folder, report.note):
+                    files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
+                    return loop(run, 0, stop)
+            except BaseException:
+                if not checkpoint.list_steps(folder):  # nothing that a resume could go on from
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+
+def check_free(folder: Path) -> None:
+    """Raise ConfigError if a new run cannot take this place."""
+    if folder.exists() or folder.is_symlink():
+        raise ConfigError(
+            f"out is {folder}, which exists; choose another --out, or go on with it: tinylm train "
+            f"--resume {folder}"
+        )
 
 
 def resume(folder: str | Path, report: Report | None = None, stop_after: int | None = None) -> TrainResult:
@@ -116,8 +108,12 @@ def resume(folder: str | Path, report: Report | None = None, stop_after: int | N
     """
     folder = Path(folder)
     report = report or Report()
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: is not a run folder; expected one that tinylm train made")
+    if not folder.is_dir() or not checkpoint.list_steps(folder):
+        raise CheckpointError(
+            f"{folder}: holds no step-00000000 or higher; expected a folder of tinylm train"
+        )
+    if stop_after is not None and stop_after < 1:
+        raise ConfigError(f"stop_after is {stop_after}, expected at least 1")
     with stop_requests() as stop, files.run_lock(folder, report.note):
         found = checkpoint.newest_step(folder)
         assert found.manifest is not None
@@ -140,6 +136,10 @@ def resume(folder: str | Path, report: Report | None = None, stop_after: int | N
                 f"{config.data}: is another corpus (digest {corpus.digest[:12]}) than the run's "
                 f"({manifest['corpus'][:12]}); bring the old one back, or start a new run with --init "
                 f"{folder}"
+            )
+        if stop_after is not None and stop_after <= manifest["step"]:
+            raise ConfigError(
+                f"stop_after is {stop_after}, and the run is at step {manifest['step']} already"
             )
         model = checkpoint.load_model(found.folder)
         with cpu_threads(machine.threads):
@@ -203,6 +203,14 @@ def loop(run: Run, step: int, stop: StopRequest) -> TrainResult:
     config, report, evaluation = run.config, run.report, None
     report.started(run_facts(run), step, run.steps)
     last = min(run.steps, config.stop_after or run.steps)
+    saved = step if checkpoint.step_folder(run.folder, step).is_dir() else -1
+
+    def keep() -> int:
+        log.sync()
+        save(run, step)
+        report.saved(step, checkpoint.step_folder(run.folder, step))
+        return step
+
     with metrics.RunLog(run.folder, config.tensorboard) as log:
         while step < last and stop.signal is None:
             began = time.monotonic()
@@ -218,103 +226,17 @@ def loop(run: Run, step: int, stop: StopRequest) -> TrainResult:
             seconds = time.monotonic() - began
             log.timing({"step": step, "seconds": round(seconds, 6)})
             report.stepped(row, seconds)
-            over = step == last or stop.signal is not None
             if step % (config.evaluate_every or run.steps) == 0 or step == run.steps:
                 evaluation = evaluate_run(run, whole=step == run.steps)
                 log.metric({"step": step, "validation": metrics_of(evaluation)})
                 report.evaluated(step, evaluation, sample(run) if config.sample_tokens else "")
-            if step % (config.save_every or run.steps) == 0 or over:
-                log.sync()
-                save(run, step)
-                report.saved(step, checkpoint.step_folder(run.folder, step))
+            if step % (config.save_every or run.steps) == 0:
+                saved = keep()
+        if saved != step:
+            saved = keep()
     draw_curve(run.folder, run.report.note)
     report.stopped(run.folder, step, run.steps)
     return TrainResult(run.folder, step, run.steps, stop.signal, evaluation if step == run.steps else None)
-
-
-def train_step(run: Run, batch: Batch, step: int, scale: float) -> tuple[float, float | None]:
-    """One optimizer step; returns the mean loss in nats per target and, if clipped, the gradients' norm.
-
-    Micro-batches are halved when memory runs out; the batch of the step stays the same. A loss that is
-    not finite raises TrainingError before any weight changes.
-    """
-    while True:
-        try:
-            loss = accumulate(run, batch, step)
-            break
-        except (RuntimeError, MemoryError) as error:
-            run.optimizer.zero_grad()
-            if not is_out_of_memory(error):
-                raise
-            halve_micro_rows(run, batch)
-    if not math.isfinite(loss):
-        run.optimizer.zero_grad()
-        raise TrainingError(
-            f"step {step + 1}: the loss is {loss}; no weight was changed by it. "
-            f"Try lower rates (--muon-rate {run.config.muon_rate / 2:g} --adam-rate "
-            f"{run.config.adam_rate / 2:g}), "
-            "--clip 1, or --precision float32; the last checkpoint is good"
-        )
-    norm = None
-    if run.config.clip is not None:
-        norm = float(nn.utils.clip_grad_norm_(run.optimizer.parameters(), run.config.clip))
-    run.optimizer.step(scale)
-    run.optimizer.zero_grad()
-    return loss, norm
-
-
-def accumulate(run: Run, batch: Batch, step: int) -> float:
-    """Forward and backward over the micro-batches: gradients of the mean loss over the step's targets."""
-    device = run.machine.device
-    total = torch.tensor(batch.targets, dtype=run.machine.weight_dtype, device=device)
-    losses = []
-    for index, (inputs_BT, targets_BT) in enumerate(batch.micro_batches(run.micro_rows)):
-        inputs = torch.from_numpy(inputs_BT).to(device, non_blocking=True)
-        targets = torch.from_numpy(targets_BT).to(device, non_blocking=True)
-        with torch.random.fork_rng(enabled=run.config.dropout > 0):
-            if run.config.dropout:
-                torch.manual_seed(dropout_seed(run.config.seed, step, index * run.micro_rows))
-            with run.machine.autocast():
-                loss = run.loss(run.model, inputs, targets, total, run.config.dropout)
-            loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
-    return float(torch.stack(losses).sum(dtype=torch.float64).item())
-
-
-def mean_loss(
-    model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, total: Tensor, dropout: float
-) -> Tensor:
-    """Cross-entropy in nats, summed over the scored targets and divided by `total`, the step's targets."""
-    logits_BTV = model(inputs_BT, None, dropout)
-    logits = logits_BTV.reshape(-1, VOCABULARY_SIZE)
-    logits = logits.float() if logits.dtype != torch.float64 else logits
-    return F.cross_entropy(logits, targets_BT.reshape(-1), ignore_index=IGNORED, reduction="sum") / total
-
-
-def compiled(machine: Machine) -> LossFunction:
-    """The loss of a micro-batch, compiled with static shapes where the machine's record says so."""
-    return torch.compile(mean_loss, dynamic=False) if machine.compile else mean_loss
-
-
-def halve_micro_rows(run: Run, batch: Batch) -> None:
-    """Fewer rows per forward pass, the same rows per step."""
-    if run.machine.device == "cuda":
-        torch.cuda.empty_cache()
-    if run.micro_rows == 1:
-        raise TrainingError(
-            f"no memory for one row of {batch.inputs_BT.shape[1]} tokens on {run.machine.device}; "
-            "use a smaller --window or a smaller preset"
-        )
-    rows = run.micro_rows // 2
-    while run.config.batch_rows % rows:
-        rows -= 1
-    run.micro_rows = rows
-    run.report.note(f"memory ran out: {rows} rows per forward pass, still {run.config.batch_rows} per step")
-
-
-def dropout_seed(seed: int, step: int, row: int) -> int:
-    """A seed per micro-batch, from (seed, step, first row) only."""
-    return int(np.random.SeedSequence((seed, step, row)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def steps_in(run: Run, seconds: float) -> int:

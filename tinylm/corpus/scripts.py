@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 Counts = npt.NDArray[np.int64]
 
-AT_ONCE = 1 << 16
-SPARSE = 8
-WORTH = 1 << 12
+AT_ONCE = 1 << 15
+SPARSE = 8  # a text is sparse if fewer than one in so many bytes tell it from ASCII,
+WORTH = 1 << 12  # and it is worth treating as such from this size on
 
 # Blocks of code points, coarse where a block mixes scripts. Fixed here, not asked from `unicodedata`, whose
 # answers change with Python's version: the same texts make the same corpus.json everywhere. `common` is

@@ -17,7 +17,7 @@ from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus.scripts import Census, Counts
 
 WIDTH = 2
-BLOCK = 1 << 15
+BLOCK = 1 << 19
 SNAPSHOT = 1 << 20
 SETTLED = 1 << 24
 

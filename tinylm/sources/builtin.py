@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import os
+import re
 import sysconfig
 import unicodedata
 import warnings
@@ -16,6 +18,7 @@ from tinylm.sources import reading
 from tinylm.sources.document import Document, Place
 
 SHORTEST_DOCSTRING = 40
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
 LEFT_OUT_FOLDERS = frozenset(("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"))
 LEFT_OUT_PREFIXES = ("config-", "_sysconfigdata")  # how this very Python was built
 
@@ -44,12 +47,14 @@ class Builtin(Place):
 def docs() -> Iterator[tuple[str, bytes]]:
     """Python's reference topics, then the docstrings of the standard library: place and text of each.
 
-    Docstrings are cleaned as inspect.cleandoc does; those under 40 bytes and exact repetitions are left out.
-    Modules are parsed, never imported.
+    Docstrings are cleaned as inspect.cleandoc does; those under 40 bytes, exact repetitions, and any that
+    show NUL or half a surrogate pair are left out. Modules are parsed, never imported.
     """
     seen: set[bytes] = set()
-    for place, text in (*_topics(), *_docstrings()):
-        raw = text.encode("utf-8", "replace")
+    for place, text in itertools.chain(_topics(), _docstrings()):
+        if NO_TEXT.search(text):
+            continue
+        raw = text.encode("utf-8")
         if len(raw) >= SHORTEST_DOCSTRING and raw not in seen:
             seen.add(raw)
             yield place, raw

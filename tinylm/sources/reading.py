@@ -19,7 +19,7 @@ from tinylm.errors import CorpusError
 from tinylm.sources.document import Document, encoding_hint, shown
 
 LONGEST_LINE = 32 << 20
-CHUNK = 120 << 10
+CHUNK = 96 << 10
 BOM = b"\xef\xbb\xbf"
 
 
@@ -69,7 +69,7 @@ class Input:
         raise io.UnsupportedOperation("seek")
 
     def chunks(self, *, packed: bool) -> Iterator[bytes]:
-        """Everything, in chunks of up to 120 KiB, unpacked if it is gzip."""
+        """Everything, in chunks of up to 96 KiB, unpacked if it is gzip."""
         if not packed:
             yield from iter(lambda: self.read(CHUNK), b"")
             return
