@@ -58,7 +58,7 @@ def train(split: Split, score_boundaries: bool, steps: int, device: str) -> tupl
             targets = targets.masked_fill(targets == DOC_BOUNDARY, IGNORED)
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         optimizer.step(rate_scale(step, steps, warmup=0.02, decay=0.6))
     return model, loss.item() / float(np.log(2))
 

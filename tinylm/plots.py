@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -22,9 +23,7 @@ def draw_curve(run: Path, note: Callable[[str], None]) -> Path | None:
 
     Where matplotlib is missing, says so through `note` and draws nothing.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("matplotlib") is None:
         note("no picture: matplotlib is not installed")
         return None
     rows = metrics.read_metrics(run)

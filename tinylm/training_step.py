@@ -86,7 +86,7 @@ def accumulate(run: Run, batch: Batch, step: int) -> float:
                 torch.manual_seed(dropout_seed(run.config.seed, step, index * run.micro_rows))
             with run.machine.autocast():
                 loss = run.loss(run.model, inputs, targets, total, run.config.dropout)
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
         losses.append(loss.detach())
     return float(torch.stack(losses).sum(dtype=torch.float64).item())
 
