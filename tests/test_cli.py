@@ -278,6 +278,12 @@ class TestBadInput(Case):
         self.assertIn("nowhere", self.refused("corpus", "show", "nowhere"))
         self.assertIn("nowhere", self.refused("train", "--resume", "nowhere"))
 
+    def test_a_model_and_a_corpus_in_each_other_s_place_are_told_apart(self):
+        self.assertEqual(command("train", self.corpus, "--steps", "1", "--out", "run", *FAST)[0], 0)
+        self.assertIn("is a corpus", self.refused("evaluate", self.corpus, "run"))
+        self.assertIn("is a run", self.refused("evaluate", "run", "run"))
+        self.assertIn("is a run", self.refused("train", "run", "--steps", "1", "--out", "more", *FAST))
+
     def test_existing_places_are_refused(self):
         self.assertIn(
             "--replace",

@@ -158,6 +158,8 @@ def find(path: str | os.PathLike[str]) -> Checkpoint:
         )
     if (path / MANIFEST).exists():
         return Checkpoint(path / MODEL, verify_step(path))
+    if (path / "corpus.json").is_file():
+        raise CheckpointError(f"{path}: is a corpus, expected a run folder, a step folder or a model file")
     if not list_steps(path) and (path / MODEL).is_file():
         return Checkpoint(path / MODEL, None)
     return newest_step(path)

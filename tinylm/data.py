@@ -26,6 +26,10 @@ def corpus_for(
     """
     if (Path(data) / MANIFEST).is_file():
         return open_corpus(data)
+    if (Path(data) / "run.json").is_file():
+        raise CorpusError(
+            f"{data}: is a run, expected a corpus or a source of text; its corpus stands in run.json"
+        )
     name = corpus_name(data)
     building = FOLDER / f".building-{secrets.token_hex(6)}"
     try:
