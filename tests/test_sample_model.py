@@ -60,9 +60,11 @@ class TestSampleModel(unittest.TestCase):
             Split.of([path.read_bytes() for path in texts], "samples")
         )
         self.assertEqual(result.boundaries, len(texts))
-        self.assertTrue(1 < result.bits_per_byte < 12, result)
         english = [path.read_bytes() for path in texts if path.name.startswith("english")]
-        self.assertLess(load(FOLDER, device="cpu").evaluate(Split.of(english, "english")).bits_per_byte, 4)
+        easy = load(FOLDER, device="cpu").evaluate(Split.of(english, "english"))
+        self.assertLess(easy.bits_per_byte, 4)
+        # It has hardly seen another script than Latin, and is sure of it: worse than a uniform guess.
+        self.assertGreater(result.bits_per_byte, 8)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class WithASavedStep(unittest.TestCase):
         self.step = self.save(1)
         self.file = self.step / "model.safetensors"
         self.whole = self.file.read_bytes()
+        self.alone = self.run_folder / "alone.safetensors"
 
     def save(self, number: int) -> Path:
         state = Optimizer(self.model, TrainConfig(data="none")).state()
@@ -70,28 +71,28 @@ class Meaning(WithASavedStep):
         self.assertEqual(json.loads((self.step / "manifest.json").read_bytes())["contract"], FOUR)
 
     def test_another_contract_is_refused_before_a_tensor_is_used(self) -> None:
-        self.file.write_bytes(self.stage.DAMAGES["boundary id 10"](self.whole))
+        self.alone.write_bytes(self.stage.DAMAGES["boundary id 10"](self.whole))
         with (
             mock.patch("safetensors.torch.load", side_effect=AssertionError("a tensor was read")),
             self.assertRaises(ContractError) as caught,
         ):
-            checkpoint.load_model(self.file)
+            checkpoint.load_model(self.alone)
         message = str(caught.exception)
         self.assertEqual(len(message.splitlines()), 1)
-        for part in (str(self.file), "boundary_id", "expected 256", "found 10"):
+        for part in (str(self.alone), "boundary_id", "expected 256", "found 10"):
             self.assertIn(part, message)
 
     def test_a_value_that_stands_twice_is_refused(self) -> None:
-        self.file.write_bytes(self.stage.DAMAGES["boundary id twice"](self.whole))
+        self.alone.write_bytes(self.stage.DAMAGES["boundary id twice"](self.whole))
         # The usual parser sees nothing wrong: the last value wins, and it is the right one.
-        self.assertEqual(self.header(self.file)["contract"], contract.contract())
+        self.assertEqual(self.header(self.alone)["contract"], contract.contract())
         with self.assertRaisesRegex(ContractError, "boundary_id.*twice"):
-            checkpoint.load_model(self.file)
+            checkpoint.load_model(self.alone)
 
     def test_a_healthy_file_without_a_contract_is_refused(self) -> None:
-        safetensors.torch.save_file({"weight": torch.zeros(2)}, self.file)
+        safetensors.torch.save_file({"weight": torch.zeros(2)}, self.alone)
         with self.assertRaisesRegex(ContractError, "no tokenizer contract"):
-            checkpoint.load_model(self.file)
+            checkpoint.load_model(self.alone)
 
 
 class Identity(WithASavedStep):
@@ -100,10 +101,12 @@ class Identity(WithASavedStep):
         before, after = (safetensors.torch.load(data) for data in (self.whole, flipped))
         changed = [name for name in before if not torch.equal(before[name], after[name])]
         self.assertEqual(len(changed), 1)
+        self.alone.write_bytes(flipped)
+        checkpoint.load_model(self.alone)
         self.file.write_bytes(flipped)
-        checkpoint.load_model(self.file)
-        with self.assertRaisesRegex(CheckpointError, "SHA-256"):
-            checkpoint.load_model(self.step)
+        for place in (self.step, self.file):
+            with self.assertRaisesRegex(CheckpointError, "SHA-256"):
+                checkpoint.load_model(place)
 
     def test_the_manifest_lists_size_and_digest_of_the_other_files(self) -> None:
         manifest = json.loads((self.step / "manifest.json").read_bytes())
