@@ -70,6 +70,7 @@ def trained(corpus: Corpus, config: ModelConfig, out: Path, lab: Lab) -> float:
             out=str(out),
             model=config,
             steps=20 if lab.quick else 150,
+            batch_rows=16,
             sample_tokens=0,
             evaluate_every=1_000,
             device="cuda" if lab.device == "cuda" else "cpu",

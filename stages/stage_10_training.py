@@ -38,6 +38,7 @@ def configuration(corpus: Corpus, out: Path, lab: Lab) -> TrainConfig:
         out=str(out),
         model=SHAPE,
         steps=20 if lab.quick else 120,
+        batch_rows=16,
         evaluate_every=1_000,
         sample_tokens=0,
         device="cuda" if lab.device == "cuda" else "cpu",

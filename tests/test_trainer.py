@@ -230,6 +230,22 @@ class TestSteps(Case):
         for a, b in zip(easy.model.parameters(), hard.model.parameters(), strict=True):
             self.assertLess(float((a - b).detach().abs().max()), 1e-9)
 
+    def test_the_rows_that_memory_took_are_kept_by_a_resume(self):
+        real = training_step.mean_loss
+
+        def hungry(model, inputs, *rest):
+            if len(inputs) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return real(model, inputs, *rest)
+
+        with mock.patch("tinylm.trainer.compiled", return_value=hungry):
+            part = trainer.train(self.config(stop_after=1))
+        self.assertEqual(checkpoint.find(part.run).manifest["config"]["micro_rows"], 2)
+        report = Notes()
+        with mock.patch("tinylm.trainer.compiled", return_value=hungry):
+            trainer.resume(part.run, report)
+        self.assertEqual(report.notes, [])
+
     def test_no_memory_for_one_row_is_an_error_with_a_way_out(self):
         run = self.run_for(1)
         run.loss = mock.Mock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory"))

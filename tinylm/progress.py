@@ -46,11 +46,18 @@ class TerminalReport(Report):
         self.task: TaskID | None = None
         self.facts: Mapping[str, Any] = {}
         self.speed = 0.0
+        self.building: BuildProgress | None = None
+
+    def read(self, documents: int, read: int) -> None:
+        if self.building is None:
+            self.building = BuildProgress().__enter__()
+        self.building(documents, read)
 
     def note(self, text: str) -> None:
         self.console.print(f"note        {text}")
 
     def started(self, facts: Mapping[str, Any], step: int, steps: int) -> None:
+        self.stop_building()
         self.facts = facts
         model, machine, corpus = facts["model"], facts["machine"], facts["corpus"]
         say = self.console.print
@@ -104,10 +111,17 @@ class TerminalReport(Report):
         else:
             self.console.print(f"done        {folder.as_posix()}, curve in {folder.as_posix()}/curve.svg")
 
+    def stop_building(self) -> None:
+        """The corpus is there, or will never be."""
+        if self.building is not None:
+            self.building.__exit__()
+            self.building = None
+
     def __enter__(self) -> TerminalReport:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.stop_building()
         self.progress.stop()
 
 

@@ -15,6 +15,9 @@ class Report:
     def note(self, text: str) -> None:
         """Something that a user should know."""
 
+    def read(self, documents: int, read: int) -> None:
+        """While a corpus is built from a source: documents and bytes so far."""
+
     def started(self, facts: Mapping[str, Any], step: int, steps: int) -> None:
         """Before the first step."""
 

@@ -67,7 +67,7 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
         check_free(Path(config.out))
     model = initial_model(config)
     with stop_requests() as stop:
-        corpus = corpus_for(config.data)
+        corpus = corpus_for(config.data, progress=report.read)
         folder = Path(config.out or f"checkpoints/{corpus.path.name}-{config.preset}")
         check_free(folder)
         seconds = None if config.steps is not None else 60.0 * (config.minutes or 3.0)
@@ -300,7 +300,7 @@ def sample(run: Run) -> str:
 def save(run: Run, step: int) -> None:
     """Write the checkpoint of a step, verify it, then remove what is older than `keep` allows."""
     manifest = {
-        "config": dataclasses.asdict(run.config),
+        "config": dataclasses.asdict(dataclasses.replace(run.config, micro_rows=run.micro_rows)),
         "machine": run.machine.to_dict(),
         "corpus": run.corpus.digest,
         "versions": versions(),
