@@ -423,6 +423,26 @@ class TestProcesses(Case):
             rows = (self.folder / f"run-{code}" / "metrics.jsonl").read_text().splitlines()
             self.assertEqual(steps[0], f"step-{json.loads(rows[-1])['step']:08d}")
 
+    def test_a_signal_while_a_corpus_is_built_leaves_nothing(self):
+        with open("big.txt", "wb") as file:
+            for _ in range(400):
+                file.write(b"the quick brown fox jumps over the lazy dog\n" * 20_000)
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            for words in (("corpus", "build", "big.txt", "--out", "mine"), ("train", "big.txt", *FAST)):
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "tinylm", *words],
+                    stderr=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                )
+                deadline = time.monotonic() + 60
+                while time.monotonic() < deadline and not list(self.folder.rglob("train.bin")):
+                    time.sleep(0.02)
+                child.send_signal(number)
+                self.assertEqual(child.wait(timeout=60), code, words)
+                left = [p.name for p in self.folder.rglob("*") if p.name not in ("big.txt", "corpora")]
+                self.assertEqual(left, [], words)
+
     def test_output_into_a_closed_pipe_is_no_traceback(self):
         done = subprocess.run(
             f"'{sys.executable}' -m tinylm corpus show '{self.corpus}' | head -1",

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -490,6 +491,16 @@ class SplitOnTest(Case):
 class IterableTest(Case):
     def test_texts_become_documents_in_order(self) -> None:
         self.assertEqual(read(text for text in ("a", "", "안" * 70_000)), [b"a", b"", "안".encode() * 70_000])
+
+    def test_an_iterable_that_fails_is_blamed_itself_and_not_the_place_of_the_corpus(self) -> None:
+        def texts() -> Iterator[str]:
+            yield "one"
+            raise FileNotFoundError(2, "No such file or directory", "mine.txt")
+
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaisesRegex(CorpusError, "document 1: the iterable.*mine.txt"):
+                build_corpus(texts(), Path(folder) / "corpus")
+            self.assertEqual(list(Path(folder).iterdir()), [])
 
     def test_ids_and_bytes_are_refused_with_their_index(self) -> None:
         for item, kind in ((b"ab", "bytes"), ([1, 2], "list"), (256, "int"), (None, "NoneType")):

@@ -157,6 +157,23 @@ class TestRuns(Case):
         self.assertEqual(first, (result.run / "curve.svg").read_bytes())
         self.assertIn(b"<svg", first)
 
+    def test_tensorboard_gets_every_number_under_its_own_name(self):
+        try:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        except ImportError:
+            self.skipTest("tensorboard is not installed (extra: track)")
+        result = trainer.train(self.config(tensorboard=True))
+        events = EventAccumulator(str(result.run / "tensorboard"))
+        events.Reload()
+        rows = metrics.read_metrics(result.run)
+        for name in ("loss", "bytes"):
+            found = [(event.step, event.value) for event in events.Scalars(name)]
+            wanted = [(row["step"], row[name]) for row in rows if name in row]
+            self.assertEqual([step for step, _ in found], [step for step, _ in wanted])
+            for (_, a), (_, b) in zip(found, wanted, strict=True):
+                self.assertAlmostEqual(a, b, places=4)
+        self.assertEqual([event.step for event in events.Scalars("validation/bits_per_byte")], [3, 6])
+
     def test_old_checkpoints_are_pruned(self):
         result = trainer.train(self.config(save_every=1, keep=2))
         self.assertEqual([step for step, _ in checkpoint.list_steps(result.run)], [6, 5])

@@ -28,7 +28,8 @@ class RunLog:
         with files.named(self.run / METRICS):
             files.write_all(self._metrics, files.canonical_json(row) + b"\n")
         if self._board is not None:
-            for name, value in {**row, **row.get("validation", {})}.items():
+            held_out = {f"validation/{name}": value for name, value in row.get("validation", {}).items()}
+            for name, value in {**row, **held_out}.items():
                 if name != "step" and isinstance(value, int | float):
                     self._board.add_scalar(name, value, row["step"])
 

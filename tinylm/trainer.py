@@ -66,10 +66,10 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
     if config.out is not None:
         check_free(Path(config.out))
     model = initial_model(config)
+    corpus = corpus_for(config.data, progress=report.read)
+    folder = Path(config.out or f"checkpoints/{corpus.path.name}-{config.preset}")
+    check_free(folder)
     with stop_requests() as stop:
-        corpus = corpus_for(config.data, progress=report.read)
-        folder = Path(config.out or f"checkpoints/{corpus.path.name}-{config.preset}")
-        check_free(folder)
         seconds = None if config.steps is not None else 60.0 * (config.minutes or 3.0)
         config = dataclasses.replace(
             config, data=corpus.path.as_posix(), out=folder.as_posix(), model=model.config

@@ -63,7 +63,7 @@ def train_step(run: Run, batch: Batch, step: int, scale: float) -> tuple[float, 
             f"step {step + 1}: the loss is {loss}; no weight was changed by it. "
             f"Try lower rates (--muon-rate {run.config.muon_rate / 2:g} --adam-rate "
             f"{run.config.adam_rate / 2:g}), "
-            "--clip 1, or --precision float32; the last checkpoint is good"
+            "--clip 1, or --precision float32; checkpoints before it are good"
         )
     norm = None
     if run.config.clip is not None:

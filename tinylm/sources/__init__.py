@@ -84,7 +84,7 @@ class Items(Place):
 
     def documents(self) -> Iterator[Document]:
         """One document per item; an item that is not `str` raises CorpusError naming its index."""
-        for index, item in enumerate(self.items):
+        for index, item in enumerate(self._given()):
             if not isinstance(item, str):
                 way_out = (
                     "read several files with open_sources([...])"
@@ -96,6 +96,18 @@ class Items(Place):
             document = Document(place, reading.text_chunks(item, place))
             yield document
             self.count_text(document)
+
+    def _given(self) -> Iterator[object]:
+        """The items; an OSError of the caller's own is told apart from one of writing the corpus."""
+        given = 0
+        try:
+            for item in self.items:
+                yield item
+                given += 1
+        except OSError as error:
+            raise CorpusError(
+                f"document {given}: the iterable of documents failed ({error}); nothing was left behind"
+            ) from error
 
 
 def open_sources(places: Source | Iterable[Source], config: CorpusConfig) -> Sources:
