@@ -1,0 +1,17 @@
+"""The commands, a file each; none of them loads torch before it runs."""
+
+from tinylm.commands.command import Command
+from tinylm.commands.corpus import CORPUS_BUILD, CORPUS_SHOW
+from tinylm.commands.evaluate import EVALUATE
+from tinylm.commands.generate import GENERATE
+from tinylm.commands.quickstart import QUICKSTART
+from tinylm.commands.train import TRAIN
+
+COMMANDS: dict[str, Command] = {
+    "quickstart": QUICKSTART,
+    "corpus build": CORPUS_BUILD,
+    "corpus show": CORPUS_SHOW,
+    "train": TRAIN,
+    "evaluate": EVALUATE,
+    "generate": GENERATE,
+}

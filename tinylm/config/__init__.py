@@ -1,0 +1,31 @@
+"""Every option, as dataclasses without torch. The command line is generated from them.
+
+`problems()` of a configuration lists everything that is wrong with it; `check()` raises ConfigError
+with all of them at once.
+"""
+
+from tinylm.config.checked import Checked, Device, Nothing, option
+from tinylm.config.corpus import CorpusConfig
+from tinylm.config.evaluate import EvaluateConfig
+from tinylm.config.generate import GenerateConfig
+from tinylm.config.model import PRESETS, ModelConfig, Policy, preset
+from tinylm.config.quickstart import QuickstartConfig
+from tinylm.config.train import Precision, TrainConfig, read_run_config
+
+__all__ = [
+    "PRESETS",
+    "Checked",
+    "CorpusConfig",
+    "Device",
+    "EvaluateConfig",
+    "GenerateConfig",
+    "ModelConfig",
+    "Nothing",
+    "Policy",
+    "Precision",
+    "QuickstartConfig",
+    "TrainConfig",
+    "option",
+    "preset",
+    "read_run_config",
+]

@@ -1,0 +1,38 @@
+"""How ids are drawn and when a generation ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinylm.config.checked import Checked, booleans, integers, is_number, is_text, numbers, option, seed
+
+
+@dataclass(frozen=True)
+class GenerateConfig(Checked):
+    """How ids are drawn and when a generation ends."""
+
+    max_tokens: int = option(512, "limit of sampled tokens, the boundary included")
+    stop: tuple[str, ...] = option((), "strings that end the generation; not part of the text")
+    temperature: float = option(
+        0.8, "0 takes the most probable token; 1 leaves the model's distribution as it is"
+    )
+    top_k: int = option(0, "draw from the k most probable tokens; 0: from all")
+    top_p: float = option(1.0, "draw from the smallest set of tokens that holds this share of probability")
+    min_p: float = option(0.0, "draw from tokens at least this share as probable as the best")
+    seed: int = option(0, "the k-th draw depends on the seed and on k only")
+    valid_utf8: bool = option(
+        False, "never draw a byte that cannot continue well-formed UTF-8 (changes the distribution)"
+    )
+
+    def problems(self) -> list[str]:
+        found = integers(self, ("max_tokens", "top_k"), 0)
+        found += seed(self)
+        found += numbers(self, ("temperature",), 0.0)
+        found += booleans(self, ("valid_utf8",))
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
+            found.append(f"top_p is {self.top_p!r}, expected a share above 0 and up to 1")
+        if not is_number(self.min_p) or not 0 <= self.min_p <= 1:
+            found.append(f"min_p is {self.min_p!r}, expected a share from 0 to 1")
+        if not isinstance(self.stop, tuple) or not all(map(is_text, self.stop)):
+            found.append(f"stop is {self.stop!r}, expected strings that are not empty")
+        return found

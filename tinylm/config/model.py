@@ -1,0 +1,68 @@
+"""The shape of a model, and the presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tinylm.config.checked import MOST, Checked, booleans, choices, fine, integers, numbers, option
+from tinylm.errors import ConfigError
+
+Policy = Literal["cross", "reset"]
+
+
+@dataclass(frozen=True)
+class ModelConfig(Checked):
+    """The shape of a model (Qwen3's shape; the Hugging Face names of these are in interop)."""
+
+    layers: int = option(4, "number of layers")
+    width: int = option(128, "hidden size")
+    mlp_width: int = option(352, "hidden size of the MLP")
+    heads: int = option(4, "query heads")
+    kv_heads: int = option(4, "key/value heads; divides heads")
+    head_size: int = option(32, "size of one head")
+    window: int = option(256, "tokens that one row sees")
+    policy: Policy = option(
+        "cross", "whether attention reads across documents: cross (yes) or reset (one document a row)"
+    )
+    rope_theta: float = option(10_000.0, "base of the rotary position embedding")
+    norm_eps: float = option(1e-6, "epsilon of RMSNorm")
+    tied: bool = option(False, "use the embedding as the head")
+
+    def problems(self) -> list[str]:
+        counts = ("layers", "width", "mlp_width", "heads", "kv_heads", "head_size")
+        found = integers(self, counts, 1, MOST) + integers(self, ("window",), 2, 16 * MOST)
+        found += numbers(self, ("rope_theta", "norm_eps"), 0.0, above=True)
+        found += choices(self, policy=("cross", "reset"))
+        found += booleans(self, ("tied",))
+        combined = []
+        for name in ("width", "mlp_width"):
+            if fine(found, name) and getattr(self, name) % 32:
+                combined.append(f"{name} is {getattr(self, name)}, expected a multiple of 32")
+        for name in ("heads", "kv_heads"):
+            if fine(found, name, "head_size") and getattr(self, name) * self.head_size % 32:
+                sizes = f"{getattr(self, name)} x {self.head_size}"
+                combined.append(f"{name} x head_size is {sizes}, expected a multiple of 32")
+        if fine(found, "head_size") and self.head_size % 2:
+            combined.append(f"head_size is {self.head_size}, expected an even number (RoPE turns pairs)")
+        if fine(found, "heads", "kv_heads") and self.heads % self.kv_heads:
+            combined.append(f"kv_heads is {self.kv_heads}, expected a divisor of heads ({self.heads})")
+        return found + combined
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "nano": ModelConfig(),
+    "micro": ModelConfig(width=256, mlp_width=672, heads=8, kv_heads=8),
+    "mini": ModelConfig(layers=6, width=384, mlp_width=1024, heads=6, kv_heads=6, head_size=64, window=512),
+    "small": ModelConfig(layers=8, width=512, mlp_width=1376, heads=8, kv_heads=8, head_size=64, window=1024),
+    "base": ModelConfig(
+        layers=12, width=768, mlp_width=2048, heads=12, kv_heads=12, head_size=64, window=2048
+    ),
+}
+
+
+def preset(name: str) -> ModelConfig:
+    """The model of a preset; raises ConfigError naming those that exist."""
+    if name not in PRESETS:
+        raise ConfigError(f"preset is {name!r}, expected one of {', '.join(PRESETS)}")
+    return PRESETS[name]

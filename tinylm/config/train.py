@@ -1,0 +1,135 @@
+"""One training run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tinylm import files
+from tinylm.config.checked import (
+    MOST,
+    Checked,
+    Device,
+    booleans,
+    choices,
+    fine,
+    integers,
+    is_text,
+    numbers,
+    option,
+    seed,
+    shares,
+)
+from tinylm.config.model import PRESETS, ModelConfig, preset
+from tinylm.errors import ConfigError
+
+Precision = Literal["auto", "float32", "bfloat16", "float64"]
+
+
+@dataclass(frozen=True)
+class TrainConfig(Checked):
+    """One training run: a run is a function of this, the corpus and the seed."""
+
+    data: str = dataclasses.field(
+        metadata={"help": "a corpus folder, or any source of text (a corpus is built from it first)"}
+    )
+    out: str | None = option(None, "folder of the run (default: checkpoints/NAME-PRESET); must not exist")
+    preset: str = option(
+        "nano", "model preset: nano, micro, mini, small or base; the model's own flags override it"
+    )
+    model: ModelConfig | None = option(None, "the model; None stands for the preset's")
+    steps: int | None = option(None, "optimizer steps")
+    minutes: float | None = option(
+        None, "train about this long instead of a number of steps (default: 3 minutes)"
+    )
+    stop_after: int | None = option(
+        None, "stop and save after this step, as if interrupted; --resume goes on"
+    )
+    batch_rows: int = option(8, "rows per optimizer step")
+    micro_rows: int | None = option(None, "rows per forward pass; None: as many as memory takes")
+    seed: int = option(0, "seed of weights, row order and dropout")
+    muon: bool = option(True, "Muon for the matrices of the layers; off: AdamW for everything")
+    muon_rate: float = option(0.02, "peak learning rate of Muon, for the layers' matrices")
+    adam_rate: float = option(0.006, "peak learning rate of AdamW, for embedding, head and gains")
+    muon_momentum: float = option(0.95, "momentum of Muon")
+    adam_beta1: float = option(0.8, "decay of AdamW's first moment")
+    adam_beta2: float = option(0.95, "decay of AdamW's second moment")
+    weight_decay: float = option(0.0, "decoupled weight decay of the layers' matrices, in units of the rate")
+    warmup: float = option(0.02, "share of the steps in which the rate rises")
+    decay: float = option(0.6, "share of the steps, at the end, in which the rate falls to zero")
+    clip: float | None = option(None, "clip the norm of all gradients to this; None: never")
+    dropout: float = option(0.0, "dropout of the residual branches")
+    evaluate_every: int | None = option(None, "steps between evaluations; None: eight in a run")
+    evaluate_tokens: int = option(
+        16_384, "held-out tokens that evaluations during the run read; the last one reads all"
+    )
+    save_every: int | None = option(None, "steps between checkpoints; None: at each evaluation")
+    keep: int = option(2, "checkpoints to keep")
+    sample_tokens: int = option(120, "length of the sample shown at each evaluation; 0: none")
+    device: Device = option("auto", "auto takes CUDA, then MPS, then the CPU")
+    precision: Precision = option("auto", "auto: bfloat16 autocast on CUDA where it is native, else float32")
+    compile: Literal["auto", "yes", "no"] = option("auto", "torch.compile; auto: where it pays")
+    threads: int | None = option(None, "CPU threads; None: as torch chooses")
+    tensorboard: bool = option(False, "also write TensorBoard events into the run folder (extra: track)")
+    init: str | None = option(None, "start from the weights of this checkpoint instead of random ones")
+
+    def resolved_model(self) -> ModelConfig:
+        """The model to train: the given one, or the preset's."""
+        return self.model if self.model is not None else preset(self.preset)
+
+    def problems(self) -> list[str]:
+        found = []
+        if not isinstance(self.preset, str) or self.preset not in PRESETS:
+            found.append(f"preset is {self.preset!r}, expected one of {', '.join(PRESETS)}")
+        if isinstance(self.model, ModelConfig):
+            found += [f"model.{problem}" for problem in self.model.problems()]
+        elif self.model is not None:
+            found.append(f"model is {self.model!r}, expected the options of a model")
+        if not is_text(self.data):
+            found.append(f"data is {self.data!r}, expected a corpus or a source of text")
+        for name in ("out", "init"):
+            if getattr(self, name) is not None and not is_text(getattr(self, name)):
+                found.append(f"{name} is {getattr(self, name)!r}, expected a path")
+        if self.steps is not None and self.minutes is not None:
+            found.append(f"steps is {self.steps} and minutes is {self.minutes}, expected one of them")
+        found += integers(self, ("batch_rows",), 1, MOST) + integers(self, ("evaluate_tokens", "keep"), 1)
+        found += integers(self, ("sample_tokens",), 0)
+        found += seed(self)
+        for name in ("steps", "stop_after", "micro_rows", "evaluate_every", "save_every", "threads"):
+            if getattr(self, name) is not None:
+                found += integers(self, (name,), 1, 1024 if name == "threads" else None)
+        for name in ("minutes", "clip"):
+            if getattr(self, name) is not None:
+                found += numbers(self, (name,), 0.0, above=True)
+        if not found and self.minutes is not None and self.minutes > 1_000_000:
+            found.append(f"minutes is {self.minutes:g}, expected at most 1000000")
+        found += numbers(self, ("muon_rate", "adam_rate", "weight_decay"), 0.0)
+        found += shares(self, ("muon_momentum", "adam_beta1", "adam_beta2", "dropout", "warmup", "decay"))
+        found += choices(
+            self,
+            device=("auto", "cpu", "cuda", "mps"),
+            precision=("auto", "float32", "bfloat16", "float64"),
+            compile=("auto", "yes", "no"),
+        )
+        found += booleans(self, ("muon", "tensorboard"))
+        if fine(found, "warmup", "decay") and self.warmup + self.decay > 1:
+            found.append(f"warmup + decay is {self.warmup + self.decay:g}, expected at most 1")
+        if fine(found, "batch_rows", "micro_rows") and self.batch_rows % (self.micro_rows or 1):
+            found.append(
+                f"micro_rows is {self.micro_rows}, expected a divisor of batch_rows ({self.batch_rows})"
+            )
+        return found
+
+
+def read_run_config(path: str) -> TrainConfig:
+    """The configuration of a run.json, for another run: its place is not taken over."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"config {path}: {error.strerror}; expected the run.json of a run") from None
+    content = files.parse_json(data, path, ConfigError)
+    if not isinstance(content, dict) or "config" not in content:
+        raise ConfigError(f"config {path}: holds no 'config'; expected the run.json of a run")
+    return dataclasses.replace(TrainConfig.from_dict(content["config"], path), out=None, stop_after=None)
