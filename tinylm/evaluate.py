@@ -10,14 +10,14 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tinylm.batches import IGNORED, gather, rows_in_order
+from tinylm.batches import IGNORED, gather
 from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.corpus import Split
@@ -26,6 +26,10 @@ from tinylm.shapes import check_shape
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
+Progress = Callable[[int, int], None]
+EvaluationProtocol = Literal["disjoint", "strided"]
+
+PROTOCOLS = ("disjoint", "strided")
 
 
 class Scorer(Protocol):
@@ -38,6 +42,153 @@ class Scorer(Protocol):
     def device(self) -> torch.device: ...
 
     def __call__(self, ids_BT: Tensor, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Some scored targets, as arrays of one length: those of a group of rows.
+
+    `positions` (int64): the index of each target in split.stream. `contexts` (int64): from how many tokens
+    it was predicted. `bits` (float64): -log2 of the probability that it got. `precision`: the dtype in
+    which the model computed.
+    """
+
+    positions: Int64Array
+    contexts: Int64Array
+    bits: Float64Array
+    precision: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to score: row i reads `lengths[i]` tokens from `starts[i]`; its first `skips[i]` targets are
+    scored by another row, and only give context here. int64 [rows] each."""
+
+    starts: Int64Array
+    lengths: Int64Array
+    skips: Int64Array
+
+    @property
+    def scored(self) -> Int64Array:
+        """How many targets each row scores."""
+        return self.lengths - self.skips
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, chosen: Int64Array) -> Rows:
+        return Rows(self.starts[chosen], self.lengths[chosen], self.skips[chosen])
+
+
+def rows_to_score(split: Split, policy: str, window: int, stride: int) -> Rows:
+    """The rows that score every target of a split once, in the order of the stream.
+
+    Windows of `window` tokens, each `stride` tokens after the one before, over the stream under `cross`
+    and over each document, from the boundary that opens it, under any other policy. The first window
+    scores all its targets, each later one the last `stride`: with at least window - stride tokens before
+    them. `stride == window` gives disjoint windows.
+    """
+    targets = len(split.stream) - 1
+    opens = np.zeros(min(1, targets), dtype=np.int64)
+    if policy != "cross":
+        opens = np.asarray(split.starts, dtype=np.int64) - 1
+    lengths = np.diff(np.append(opens, targets))
+    counts = np.maximum(1, -(-(lengths - (window - stride)) // stride))
+    segment = np.repeat(np.arange(len(opens)), counts)
+    number = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = number * stride
+    return Rows(
+        opens[segment] + begins,
+        np.minimum(window, lengths[segment] - begins),
+        np.where(number > 0, window - stride, 0),
+    )
+
+
+def resolve_stride(protocol: str, stride: int | None, window: int) -> int:
+    """The stride of a protocol: the window if disjoint, half of it where none is given."""
+    if protocol == "disjoint":
+        return window
+    return max(1, window // 2) if stride is None else stride
+
+
+def score(
+    model: Scorer,
+    split: Split,
+    *,
+    protocol: EvaluationProtocol = "disjoint",
+    stride: int | None = None,
+    rows: int = 32,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Scored]:
+    """Score every target of a split exactly once, under the model's policy; `rows` at a time.
+
+    `disjoint`: windows of the model's size, one behind the other. `strided`: overlapping windows, each
+    `stride` tokens after the one before (default: half the window), so that a target is predicted from
+    at least window - stride tokens, once its stream or document is that long. `limit` scores at most
+    this many targets (one row at least): whole rows, spread evenly over the split, always the same.
+    `progress` is told the targets done and in all. Groups come in no order to rely on. Raises
+    RequestError with all problems of the options, and TinylmError where a target gets no finite bits.
+    """
+    _check(protocol, stride, model.config.window, rows=rows, limit=limit)
+    chosen, _ = _plan(model, split, protocol, stride, limit)
+    return _score(model, split, chosen, rows, progress)
+
+
+def _check(protocol: str, stride: int | None, window: int, **counts: int | None) -> None:
+    """Raise RequestError with everything that is wrong with the options."""
+    problems = [
+        f"{name} is {value!r}, expected an integer of at least 1"
+        for name, value in counts.items()
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1)
+    ]
+    if protocol not in PROTOCOLS:
+        problems.append(f"protocol is {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
+    if stride is not None:
+        if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= window:
+            problems.append(f"stride is {stride!r}, expected an integer from 1 to the window of {window}")
+        if protocol == "disjoint":
+            problems.append("stride goes with protocol strided; the windows of disjoint follow each other")
+    if problems:
+        raise RequestError("; ".join(problems))
+
+
+def _plan(
+    model: Scorer, split: Split, protocol: str, stride: int | None, limit: int | None
+) -> tuple[Rows, str]:
+    """The rows to score, and the protocol in words: which rows of how many."""
+    window = model.config.window
+    every = rows_to_score(split, model.config.policy, window, resolve_stride(protocol, stride, window))
+    chosen = every[_spread(every.scored, limit)]
+    if len(chosen) == len(every):
+        return chosen, protocol
+    return chosen, f"{protocol}, {len(chosen):,} of {len(every):,} rows"
+
+
+def _score(
+    model: Scorer, split: Split, chosen: Rows, rows: int, progress: Progress | None
+) -> Iterator[Scored]:
+    done, total = 0, int(chosen.scored.sum())
+    # Rows of like length go through together, so that little is padded and few targets are for context.
+    order = np.lexsort((chosen.skips, -chosen.lengths))
+    for start in range(0, len(order), rows):
+        batch = chosen[order[start : start + rows]]
+        padded, first = int(batch.lengths.max()), int(batch.skips.min())
+        inputs_BT, targets_BT = gather(split.stream, batch.starts, batch.lengths, padded)
+        with _evaluating(model):
+            logits_BTV = model(torch.from_numpy(inputs_BT).to(model.device))
+            bits_BT, precision = _bits(logits_BTV, targets_BT, first), _precision(model, logits_BTV)
+        within_T = np.arange(first, padded)
+        scored_BT = (within_T >= batch.skips[:, None]) & (within_T < batch.lengths[:, None])
+        positions_BT = batch.starts[:, None] + within_T + 1
+        contexts_BT = np.broadcast_to(within_T + 1, scored_BT.shape)
+        found = Scored(positions_BT[scored_BT], contexts_BT[scored_BT], bits_BT[scored_BT], precision)
+        if not np.isfinite(found.bits).all():
+            raise TinylmError(_not_finite(found, split))
+        done += len(found.bits)
+        if progress is not None:
+            progress(done, total)
+        yield found
 
 
 @dataclass(frozen=True)
@@ -56,6 +207,7 @@ class Evaluation:
     tokens: int
     protocol: str
     window: int
+    stride: int
     policy: str
     split: str
     split_digest: str
@@ -71,59 +223,40 @@ def evaluate(
     model: Scorer,
     split: Split,
     *,
+    protocol: EvaluationProtocol = "disjoint",
+    stride: int | None = None,
     rows: int = 32,
     limit: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
-    """Score a split in disjoint windows of the model's size, under the model's policy: every target once.
+    """Bits per byte of a split; the options are those of `score`, and `rows` does not change the result.
 
-    `rows` go through the model at a time and do not change the result. `limit` scores at most this many
-    targets (one row at least): whole rows, spread evenly over the split, always the same. `progress` is
-    told the targets done and in all. Raises RequestError where there is nothing to score, and
-    TinylmError where a target gets no finite number of bits.
+    Raises RequestError where there is nothing to score.
     """
-    for name, value in (("rows", rows), ("limit", limit)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise RequestError(f"{name} is {value!r}, expected an integer of at least 1")
-    window, policy = model.config.window, model.config.policy
-    starts, lengths = rows_in_order(split, policy, window)
-    every = len(starts)
-    chosen = _spread(lengths, limit)
-    starts, lengths = starts[chosen], lengths[chosen]
-    byte_bits, boundary_bits = np.zeros(len(starts)), np.zeros(len(starts))
-    boundaries = np.zeros(len(starts), dtype=np.int64)
-    total, done, precision = int(lengths.sum()), 0, ""
-    with _evaluating(model):
-        for batch in _batches(lengths, rows):
-            padded = int(lengths[batch].max())
-            inputs_BT, targets_BT = gather(split.stream, starts[batch], lengths[batch], padded)
-            logits_BTV = model(torch.from_numpy(inputs_BT).to(model.device))
-            bits_BT = _bits(logits_BTV, targets_BT)
-            if not np.isfinite(bits_BT).all():
-                raise TinylmError(_not_finite(bits_BT, starts[batch], split))
-            is_end_BT = targets_BT == DOC_BOUNDARY
-            byte_bits[batch] = np.where(is_end_BT, 0.0, bits_BT).sum(axis=1)
-            boundary_bits[batch] = np.where(is_end_BT, bits_BT, 0.0).sum(axis=1)
-            boundaries[batch] = is_end_BT.sum(axis=1)
-            precision = precision or _precision(model, logits_BTV)
-            done += int(lengths[batch].sum())
-            if progress is not None:
-                progress(done, total)
-    ends = int(boundaries.sum())
-    size = total - ends
+    _check(protocol, stride, model.config.window, rows=rows, limit=limit)
+    chosen, described = _plan(model, split, protocol, stride, limit)
+    of_bytes = of_ends = 0.0
+    size, ends, precision = 0, 0, ""
+    for scored in _score(model, split, chosen, rows, progress):
+        is_end = split.stream[scored.positions] == DOC_BOUNDARY
+        of_bytes += float(scored.bits[~is_end].sum())
+        of_ends += float(scored.bits[is_end].sum())
+        ends += int(is_end.sum())
+        size += int((~is_end).sum())
+        precision = scored.precision
     if not size:
         raise RequestError(f"{split.name}: no byte is scored, and bits per byte need at least one")
-    of_bytes, of_ends = float(byte_bits.sum()), float(boundary_bits.sum())
     return Evaluation(
         bits_per_byte=(of_bytes + of_ends) / size,
         bits_per_byte_without_boundaries=of_bytes / size,
         bits_per_boundary=of_ends / ends if ends else None,
         bytes=size,
         boundaries=ends,
-        tokens=total,
-        protocol="disjoint" if len(starts) == every else f"disjoint, {len(starts):,} of {every:,} rows",
-        window=window,
-        policy=policy,
+        tokens=size + ends,
+        protocol=described,
+        window=model.config.window,
+        stride=resolve_stride(protocol, stride, model.config.window),
+        policy=model.config.policy,
         split=split.name,
         split_digest=split.digest,
         precision=precision,
@@ -146,17 +279,11 @@ def _spread(lengths: Int64Array, limit: int | None) -> Int64Array:
         count -= max(1, count // 64)
 
 
-def _batches(lengths: Int64Array, rows: int) -> Iterator[Int64Array]:
-    """Row indices in batches of like lengths, so that little is padded; the sums do not depend on it."""
-    order = np.argsort(-lengths, kind="stable")
-    for start in range(0, len(order), rows):
-        yield order[start : start + rows]
-
-
-def _bits(logits_BTV: Tensor, targets_BT: Int64Array) -> Float64Array:
-    """Bits of each target, as float64 [B, T] on the host; 0 at padded positions."""
+def _bits(logits_BTV: Tensor, targets_BT: Int64Array, first: int) -> Float64Array:
+    """Bits of each target from position `first` on, as float64 [B, T - first] on the host; 0 at padding."""
     B, T = targets_BT.shape
     check_shape(logits_BTV, "B T V", name="logits", kind="float", B=B, T=T, V=VOCABULARY_SIZE)
+    logits_BTV, targets_BT = logits_BTV[:, first:], targets_BT[:, first:]
     if logits_BTV.dtype != torch.float64:
         logits_BTV = logits_BTV.float()
     index_BT1 = torch.from_numpy(np.maximum(targets_BT, 0)).to(logits_BTV.device).unsqueeze(-1)
@@ -165,10 +292,10 @@ def _bits(logits_BTV: Tensor, targets_BT: Int64Array) -> Float64Array:
     return np.where(targets_BT == IGNORED, 0.0, bits_BT)
 
 
-def _not_finite(bits_BT: Float64Array, starts: Int64Array, split: Split) -> str:
-    row, position = (int(index[0]) for index in np.nonzero(~np.isfinite(bits_BT)))
-    where = f"{split.name} token {int(starts[row]) + position + 1:,}"
-    if np.isnan(bits_BT[row, position]):
+def _not_finite(found: Scored, split: Split) -> str:
+    first = int(found.positions[~np.isfinite(found.bits)].min())
+    where = f"{split.name} token {first:,}"
+    if np.isnan(found.bits[found.positions == first]).any():
         return f"{where}: the model's logits hold NaN or infinities; use an earlier checkpoint"
     return f"{where}: the model gives this token the probability 0, which no number of bits can express"
 
