@@ -35,5 +35,9 @@ class RequestError(TinylmError, ValueError):
     """A request to generate or evaluate asks for something that does not exist."""
 
 
+class CoderError(TinylmError, ValueError):
+    """A coded file is damaged, of another kind, or was written by another model or on another machine."""
+
+
 class TrainingError(TinylmError):
     """Training cannot go on (a loss that is not finite, no memory for one row)."""
