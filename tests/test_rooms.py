@@ -20,7 +20,7 @@ PACKAGE = ROOT / "tinylm"
 # The order of the house, top to bottom. A room may be a file or a folder; it imports from those before it.
 HOUSE = """
     errors contract files config tokenizer shapes distributed devices sources corpus data batches baselines
-    attention model optimizer sampling events generate evaluate coder restore checkpoint language_model
+    attention model optimizer sampling events generate evaluate coder checkpoint language_model
     interrupts metrics plots reports training_step progress trainer plan interop serve walkthrough
     quickstart flags commands cli __main__
 """

@@ -37,7 +37,7 @@ def evaluate(given: Arguments) -> int:
             assert corpus is not None
             result |= code(model, corpus.validation, config, shown)
         if config.decode is not None:
-            result |= decode(model, corpus and corpus.validation, config, shown)
+            result |= decode(model, None if corpus is None else corpus.validation, config, shown)
     else:
         assert corpus is not None
         result |= measure(model, against, corpus, path, config, shown)
@@ -54,7 +54,7 @@ def refuse_before_work(config: options.EvaluateConfig, data: str | None) -> None
     problems = []
     if data is None and (config.restore is None or config.code is not None):
         problems.append(
-            "DATA is missing: name a corpus or a source of text; only --decode FILE --restore OUT goes without"
+            "DATA is missing: name a corpus or a source of text (only --decode FILE --restore OUT needs none)"
         )
     if data is None and config.field is not None:
         problems.append("field is an option of DATA, which is missing")
@@ -89,9 +89,7 @@ def measure(
     from tinylm.baselines import ladder
     from tinylm.progress import CountProgress, comparison_table, evaluation_table, ladder_table
 
-    how: dict[str, Any] = {
-        name: getattr(config, name) for name in ("protocol", "stride", "rows", "limit")
-    }
+    how: dict[str, Any] = {name: getattr(config, name) for name in ("protocol", "stride", "rows", "limit")}
     result: dict[str, Any]
     with CountProgress("scoring", "tokens") as progress:
         if against is None:
@@ -140,8 +138,8 @@ def decode(
 ) -> dict[str, Any]:
     """Restore a coded file, compare it with the split, write its documents."""
     from tinylm.coder import decode_file
+    from tinylm.commands.restoring import documents_of, refuse_difference, write_documents
     from tinylm.progress import CountProgress
-    from tinylm.restore import documents_of, refuse_difference, write_documents
 
     assert config.decode is not None
     with CountProgress("decoding", "tokens") as progress:

@@ -36,16 +36,17 @@ class Clusters:
 
     @classmethod
     def of(cls, split: Split) -> Clusters:
-        """Documents, where they weigh as much as FEW equal ones; else blocks of 8,192 bytes of each.
+        """Documents, where they weigh as much as FEW equal ones; else blocks of 8,192 bytes of each
+        (documents that are no longer than a block stay documents).
 
         n documents of b_i bytes weigh as much as (sum b_i)^2 / (sum b_i^2) equal ones (Kish, 1965).
         """
         ends = np.append(split.starts[1:] - 1, 1 + split.bytes + len(split.starts) - 1)
         sizes = ends - split.starts if len(split.starts) else np.zeros(0, np.int64)
         weight = float(sizes.sum()) ** 2 / max(1.0, float((sizes.astype(np.float64) ** 2).sum()))
-        if weight >= FEW:
-            return cls("documents", np.asarray(split.starts, dtype=np.int64))
         counts = -(-sizes // BLOCK_BYTES)
+        if weight >= FEW or counts.max(initial=1) == 1:
+            return cls("documents", np.asarray(split.starts, dtype=np.int64))
         document = np.repeat(np.arange(len(sizes)), counts)
         number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
         return cls(f"blocks of {BLOCK_BYTES:,} bytes", split.starts[document] + number * BLOCK_BYTES)
