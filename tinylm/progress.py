@@ -211,28 +211,30 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     return table
 
 
-def comparison_table(compared: Comparison, names: tuple[str, str]) -> Table:
-    """Two models on the same targets: their numbers, the paired difference, and what follows from it."""
+def comparison_tables(compared: Comparison, names: tuple[str, str]) -> list[Table]:
+    """Two models on the same targets: their numbers, then the paired difference and what follows from it."""
     ours, other, found = compared.model, compared.against, compared.difference
-    table = Table(title=f"{ours.split}: {ours.bytes:,} bytes, {ours.boundaries:,} document ends")
+    both = Table(title=f"{ours.split}: {ours.bytes:,} bytes, {ours.boundaries:,} document ends")
     for name in ("measure", "this model", "against"):
-        table.add_column(name, justify="left" if name == "measure" else "right")
+        both.add_column(name, justify="left" if name == "measure" else "right")
     for (name, value), (_, its) in zip(measures(ours), measures(other), strict=True):
-        table.add_row(name, value, its)
-    table.add_row("standard error", error_words(ours.standard_error), error_words(other.standard_error))
-    table.add_section()
-    table.add_row("difference", f"{found.difference:+.4f}")
-    table.add_row("  standard error, paired", error_words(found.standard_error))
-    if found.interval is not None:
-        table.add_row("  95 % interval", f"{found.interval[0]:+.4f} to {found.interval[1]:+.4f}")
-    if found.z is not None:
-        table.add_row("  difference / error", f"{found.z:+.1f}")
-    table.caption = (
+        both.add_row(name, value, its)
+    both.add_row("standard error", error_words(ours.standard_error), error_words(other.standard_error))
+    both.caption = (
         f"this model: {names[0]}, {protocol_words(ours)}\nagainst: {names[1]}, {protocol_words(other)}\n"
-        f"{ours.precision} and {other.precision} on {ours.device}, paired over {cluster_words(found)}, "
-        f"split {ours.split_digest[:12]}\n{verdict(found)}"
+        f"{ours.precision} and {other.precision} on {ours.device}, split {ours.split_digest[:12]}"
     )
-    return table
+    table = Table(title="this model minus the other")
+    table.add_column("measure")
+    table.add_column("bits per byte", justify="right")
+    table.add_row("difference", f"{found.difference:+.4f}")
+    table.add_row("standard error", error_words(found.standard_error))
+    if found.interval is not None:
+        table.add_row("95 % interval", f"{found.interval[0]:+.4f} to {found.interval[1]:+.4f}")
+    if found.z is not None:
+        table.add_row("difference / error", f"{found.z:+.1f}")
+    table.caption = f"paired over {cluster_words(found)}: {verdict(found)}"
+    return [both, table]
 
 
 def coding_table(evaluation: Evaluation, coded: CodedFile) -> Table:
@@ -261,7 +263,7 @@ def coding_table(evaluation: Evaluation, coded: CodedFile) -> Table:
 def verdict(found: Difference) -> str:
     """What a paired difference allows to say."""
     if found.interval is None:
-        return f"{cluster_words(found)} are too few to tell the models apart"
+        return "too few to tell the models apart"
     if found.better is None:
         return "not distinguishable on this text: the 95 % interval holds 0"
     better = {"model": "this model", "against": "the other model"}[found.better]

@@ -87,7 +87,7 @@ def measure(
 ) -> dict[str, Any]:
     """Score the held-out text, against another model and with the ladder where asked."""
     from tinylm.baselines import ladder
-    from tinylm.progress import CountProgress, comparison_table, evaluation_table, ladder_table
+    from tinylm.progress import CountProgress, comparison_tables, evaluation_table, ladder_table
 
     how: dict[str, Any] = {name: getattr(config, name) for name in ("protocol", "stride", "rows", "limit")}
     result: dict[str, Any]
@@ -102,7 +102,7 @@ def measure(
             evaluation = compared.model
             other = {"checkpoint": config.against, **compared.against.to_dict()}
             result = {**evaluation.to_dict(), "against": other, "difference": compared.difference.to_dict()}
-            shown.append(comparison_table(compared, (path, config.against)))
+            shown.extend(comparison_tables(compared, (path, config.against)))
     rungs = ladder(corpus.train, corpus.validation) if config.ladder else []
     result["ladder"] = [rung.to_dict() for rung in rungs]
     if rungs:
@@ -146,12 +146,12 @@ def decode(
         stream = decode_file(model.transformer, config.decode, progress=progress)
     documents = documents_of(stream)
     size = sum(map(len, documents))
-    words = f"{config.decode}: {size:,} bytes of {len(documents):,} documents decoded"
+    count = "1 document" if len(documents) == 1 else f"{len(documents):,} documents"
+    words = f"{config.decode}: decoded {count}, {size:,} bytes"
     if split is not None:
         refuse_difference(stream, split, config.decode)
-        rest = len(split.stream) - len(stream)
-        place = f"the first of {split.bytes:,}" if rest else f"all of {split.name}"
-        words += f"; equal to the held-out text, byte for byte: {size:,} bytes ({place})"
+        which = "all" if len(stream) == len(split.stream) else "the first"
+        words += f"; {which} {size:,} of the held-out text's {split.bytes:,} bytes are equal"
     if config.restore is not None:
         write_documents(documents, config.restore)
         words += f"; written to {config.restore}"
