@@ -21,8 +21,8 @@ PACKAGE = ROOT / "tinylm"
 HOUSE = """
     errors contract files config tokenizer shapes distributed devices sources corpus data batches baselines
     attention model optimizer sampling events generate evaluate coder checkpoint language_model
-    interrupts metrics plots reports training_step progress trainer plan interop serve walkthrough
-    quickstart flags commands cli __main__
+    interrupts metrics plots bit_pictures reports training_step progress trainer plan interop serve
+    walkthrough quickstart flags commands cli __main__
 """
 ORDER = HOUSE.split()
 
