@@ -8,10 +8,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinylm.batches import IGNORED, Plan, gather, permute, rows_in_order
+from tests.stage_support import SHARED
+from tinylm.batches import IGNORED, PADDED, Plan, gather, pack, permute, rows_in_order
+from tinylm.batches.packing import kinds_of_rows
+from tinylm.config import POLICIES, CorpusConfig
 from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus import Split
 from tinylm.errors import ConfigError, CorpusError
+from tinylm.sources import open_sources
 
 KNOWN_CROSS = [69, 869, 197, 709, 229, 901]
 KNOWN_RESET = [992, 96, 896, 224, 736, 256]
@@ -40,22 +44,35 @@ def targets_of_epoch(plan: Plan, epoch: int) -> list[tuple[int, int]]:
     """(position, token) of every target of an epoch, row by row and token by token, without gather()."""
     found = []
     for index in range(plan.rows_of_epoch(epoch)):
-        starts, lengths = plan._rows_at(epoch, np.array([index]))
-        for offset in range(int(lengths[0])):
-            position = int(starts[0]) + offset + 1
-            found.append((position, int(plan.split.stream[position])))
+        starts, lengths, holds = plan._rows_at(epoch, np.array([index]))
+        assert holds.tolist() == [len(starts)]
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            for position in range(start + 1, start + length + 1):
+                found.append((position, int(plan.split.stream[position])))
     return found
 
 
+def first_fit_decreasing(lengths: list[int], window: int) -> list[list[int]]:
+    """The textbook's loop over pieces: each goes into the first row that has room for it."""
+    rows: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        row = next((row for row in rows if sum(row) + length <= window), None)
+        if row is None:
+            rows.append([length])
+        else:
+            row.append(length)
+    return rows
+
+
 class TestEpochs(unittest.TestCase):
-    @given(documents_strategy, st.sampled_from(["cross", "reset"]), st.integers(2, 33), st.integers(0, 3))
+    @given(documents_strategy, st.sampled_from(POLICIES), st.integers(2, 33), st.integers(0, 3))
     @settings(max_examples=80, deadline=None)
     def test_every_token_is_a_target_exactly_once(self, documents, policy, window, epoch):
         split = Split.of(documents)
         found = targets_of_epoch(Plan(split, policy, window, 4, seed=7), epoch)
         self.assertEqual(Counter(found), Counter(enumerate(split.stream.tolist()[1:], start=1)))
 
-    @given(documents_strategy, st.sampled_from(["cross", "reset"]), st.integers(2, 33))
+    @given(documents_strategy, st.sampled_from(POLICIES), st.integers(2, 33))
     @settings(max_examples=50, deadline=None)
     def test_boundary_targets_equal_documents(self, documents, policy, window):
         found = targets_of_epoch(Plan(Split.of(documents), policy, window, 4, seed=1), 0)
@@ -63,19 +80,24 @@ class TestEpochs(unittest.TestCase):
 
     def test_steps_take_the_rows_of_the_epochs_in_turn_and_drop_none(self):
         split = Split.of([bytes(range(50)), b"xyz" * 9])
-        for policy in ("cross", "reset"):
+        for policy in POLICIES:
             plan = Plan(split, policy, 8, 3, seed=5)
-            rows = [plan._rows_at(epoch, np.arange(plan.rows_of_epoch(epoch))) for epoch in range(4)]
-            starts = np.concatenate([row[0] for row in rows])
-            lengths = np.concatenate([row[1] for row in rows])
-            for step in range(len(starts) // 3):
+            rows = [
+                plan._rows_at(epoch, np.array([index]))
+                for epoch in range(4)
+                for index in range(plan.rows_of_epoch(epoch))
+            ]
+            for step in range(len(rows) // 3):
                 some_starts, some_lengths, _ = plan.rows(step)
-                np.testing.assert_array_equal(some_starts, starts[3 * step : 3 * step + 3])
-                np.testing.assert_array_equal(some_lengths, lengths[3 * step : 3 * step + 3])
+                starts, lengths, _ = (
+                    np.concatenate(part) for part in zip(*rows[3 * step :][:3], strict=True)
+                )
+                np.testing.assert_array_equal(some_starts, starts)
+                np.testing.assert_array_equal(some_lengths, lengths)
 
     def test_a_step_is_a_pure_function(self):
         split = Split.of([bytes(range(200))] * 3)
-        for policy in ("cross", "reset"):
+        for policy in POLICIES:
             far_first = Plan(split, policy, 16, 5, seed=9)
             far = far_first.batch(30)
             in_turn = Plan(split, policy, 16, 5, seed=9)
@@ -83,6 +105,9 @@ class TestEpochs(unittest.TestCase):
                 near = in_turn.batch(step)
             np.testing.assert_array_equal(far.inputs_BT, near.inputs_BT)
             np.testing.assert_array_equal(far.targets_BT, near.targets_BT)
+            self.assertEqual(far.segments_BT is None, policy != "mask")
+            if far.segments_BT is not None:
+                np.testing.assert_array_equal(far.segments_BT, near.segments_BT)
 
     def test_order_and_grid_change_with_seed_and_epoch(self):
         split = Split.of([bytes(i % 256 for i in range(2000))])
@@ -95,7 +120,7 @@ class TestEpochs(unittest.TestCase):
 
     def test_each_epoch_shuffles_its_rows_anew(self):
         split = Split.of([bytes(i % 256 for i in range(2000))])
-        for policy in ("cross", "reset"):
+        for policy in POLICIES:
             plan = Plan(split, policy, 16, 8, 0)
             starts = [plan._rows_at(epoch, np.arange(plan.rows_of_epoch(epoch)))[0] for epoch in range(6)]
             places = {tuple(np.argsort(np.argsort(some))[:50].tolist()) for some in starts}
@@ -153,13 +178,107 @@ class TestPolicies(unittest.TestCase):
         self.assertGreater(scored, 0.75)
 
     def test_an_unknown_policy_is_refused(self):
-        with self.assertRaisesRegex(ConfigError, "mask"):
-            Plan(Split.of([b"abc"]), "mask", 8, 1, 0)
+        with self.assertRaisesRegex(ConfigError, "'masked', expected one of cross, mask, reset"):
+            Plan(Split.of([b"abc"]), "masked", 8, 1, 0)
+
+
+class TestPacking(unittest.TestCase):
+    @given(st.lists(st.integers(1, 40), min_size=1, max_size=200), st.integers(40, 90))
+    @settings(max_examples=100, deadline=None)
+    def test_rows_are_those_of_first_fit_decreasing(self, lengths, window):
+        found, holds = pack(np.array(lengths), window, np.arange(len(lengths)))
+        self.assertEqual(sorted(found.tolist()), list(range(len(lengths))))
+        rows = np.split(found, np.cumsum(holds)[:-1])
+        rows = [[lengths[piece] for piece in row] for row in rows]
+        self.assertEqual(sorted(rows), sorted(first_fit_decreasing(lengths, window)))
+
+    @given(
+        st.lists(
+            st.sampled_from([1, 2, 14, 15, 16, 30, 31, 32, 33]).flatmap(
+                lambda size: st.binary(min_size=size, max_size=size)
+            ),
+            min_size=1,
+            max_size=20,
+        ),
+        st.integers(0, 2),
+    )
+    @settings(max_examples=80, deadline=None)
+    def test_a_row_holds_whole_pieces_and_nothing_is_lost_or_said_twice(self, documents, seed):
+        # Documents (with their boundary) of a window less one, a window, a window and one, and twice that.
+        split, window = Split.of(documents), 16
+        plan = Plan(split, "mask", window, 1, seed)
+        seen: Counter[int] = Counter()
+        ends = 0
+        for step in range(plan.rows_of_epoch(0)):
+            batch = plan.batch(step)
+            self.assertEqual(batch.inputs_BT.shape, (1, plan.padded_lengths[0]))
+            pieces = iter(zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True))
+            for inputs, targets, segments in zip(
+                batch.inputs_BT, batch.targets_BT, batch.segments_BT, strict=True
+            ):
+                at = 0
+                for number in range(segments.max() + 1):
+                    start, length = next(pieces)
+                    here = slice(at, at + length)
+                    self.assertEqual(segments[here].tolist(), [number] * length)
+                    self.assertEqual(inputs[here].tolist(), split.stream[start : start + length].tolist())
+                    self.assertEqual(targets[here].tolist(), split.stream[start + 1 :][:length].tolist())
+                    self.assertNotIn(DOC_BOUNDARY, inputs[here][1:].tolist())
+                    self.assertNotIn(DOC_BOUNDARY, targets[here][:-1].tolist())
+                    seen.update(range(start + 1, start + 1 + length))
+                    ends += int(targets[here][-1] == DOC_BOUNDARY)
+                    at += length
+                self.assertTrue((segments[at:] == PADDED).all() and (targets[at:] == IGNORED).all())
+            self.assertEqual(list(pieces), [])
+        self.assertEqual(seen, Counter(range(1, len(split.stream))))
+        self.assertEqual(ends, len(documents))
+
+    def test_corpora_are_packed_with_little_padding(self):
+        for name in ("multilingual.jsonl", "speeches.jsonl.gz", "tinyshakespeare.txt"):
+            path = SHARED / "corpora" / name
+            if not path.exists():
+                self.skipTest("the corpora are not here")
+            documents = open_sources([path], CorpusConfig()).documents()
+            split = Split.of(b"".join(document.chunks) for document in documents)
+            for window in (256, 512, 1024, 2048):
+                plan = Plan(split, "mask", window, 8, 0)
+                self.assertLess(plan.padding, 0.03, (name, window))
+                positions = plan.rows_of_epoch(0) * plan.padded_lengths[0]
+                self.assertAlmostEqual(plan.padding, 1 - (len(split.stream) - 1) / positions)
+
+    def test_millions_of_pieces_are_packed_by_counting(self):
+        # The textbook's loop would take hours; here it runs over kinds of rows.
+        lengths = np.random.default_rng(0).integers(1, 257, 1_000_000)
+        counts = dict(enumerate(np.bincount(lengths).tolist()[1:], start=1))
+        kinds = kinds_of_rows(counts, 256)
+        self.assertLess(len(kinds), 2_000)
+        held = Counter(dict.fromkeys(counts, 0))
+        for contents, times in kinds:
+            self.assertLessEqual(sum(length * many for length, many in contents), 256)
+            for length, many in contents:
+                held[length] += many * times
+        self.assertEqual(held, counts)
+
+    def test_padding_is_the_share_of_positions_without_a_token(self):
+        split = Split.of([b"a" * 99, b"b" * 49, b"c" * 9] * 8)
+        for policy in POLICIES:
+            plan = Plan(split, policy, 64, 4, 0)
+            steps, rest = divmod(plan.rows_of_epoch(0), 4)
+            batches = [plan.batch(step) for step in range(steps)]
+            if not rest:
+                share = 1 - sum(b.targets for b in batches) / sum(b.inputs_BT.size for b in batches)
+                self.assertAlmostEqual(plan.padding, share, msg=policy)
+        self.assertEqual(Plan(split, "mask", 64, 4, 0).rows_of_epoch(0) % 4, 0)
+        self.assertEqual(Plan(split, "reset", 64, 4, 0).rows_of_epoch(0) % 4, 0)
+
+    def test_rows_are_no_longer_than_the_fullest(self):
+        plan = Plan(Split.of([b"a" * 99] * 10), "mask", 256, 4, 0)
+        self.assertEqual((plan.padded_lengths, plan.padding), ((200,), 0.0))
 
 
 class TestSmallCorpora(unittest.TestCase):
     def test_one_byte_trains(self):
-        for policy in ("cross", "reset"):
+        for policy in POLICIES:
             batch = Plan(Split.of([b"a"]), policy, 16, 4, 0).batch(3)
             self.assertEqual(batch.targets, 8)
             self.assertEqual(batch.bytes, 4)

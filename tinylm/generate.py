@@ -49,8 +49,8 @@ def generate(
     A text prompt is fed as [256, *its bytes], so "" is the boundary alone; ids are fed as they are.
     Draw k uses `uniform(config.seed, k)`. With `config.valid_utf8` the sampled bytes alone are whole
     well-formed UTF-8, also at the limit, near which only characters that still fit may begin. Under the
-    policy `reset` a prompt counts from its last boundary. Closing the generator stops the work at once.
-    Raises RequestError, ConfigError or ContractError before anything is computed.
+    policies `mask` and `reset` a prompt counts from its last boundary. Closing the generator stops the
+    work at once. Raises RequestError, ConfigError or ContractError before anything is computed.
     """
     config = GenerateConfig() if config is None else config.check()
     context = Context(model, prompt_ids(prompt))
@@ -86,15 +86,15 @@ def window_start(known: int, window: int) -> int:
 class Context:
     """The tokens known so far, and the logits of the token after them.
 
-    What a model sees is a function of the tokens alone, however they were given: under the policy
-    `reset` they count from the last boundary of the prompt, and `window_start` says where the window
-    begins. Each token is read once, and again when the window moves.
+    What a model sees is a function of the tokens alone, however they were given: under the policies
+    `mask` and `reset` they count from the last boundary of the prompt, and `window_start` says where the
+    window begins. Each token is read once, and again when the window moves.
     """
 
     def __init__(self, model: Model, prompt: Sequence[int]) -> None:
         self._model = model
         origin = 0
-        if model.config.policy == "reset" and DOC_BOUNDARY in prompt:
+        if model.config.policy != "cross" and DOC_BOUNDARY in prompt:
             origin = len(prompt) - 1 - prompt[::-1].index(DOC_BOUNDARY)
         self._tokens = list(prompt[origin:])
         self._cache: Cache | None = None

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tinylm.attention import Seen, attend, dense_mask, seen_within
 from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import ContractError, ShapeError
@@ -54,7 +55,9 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(config.head_size, config.norm_eps)
         self.k_norm = nn.RMSNorm(config.head_size, config.norm_eps)
 
-    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, cache: Cache | None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, cache: Cache | None, seen: Seen
+    ) -> Tensor:
         B, T, _ = x_BTD.shape
         q_BHTK = self.q_norm(self.q_proj(x_BTD).view(B, T, self.heads, -1)).transpose(1, 2)
         k_BHTK = self.k_norm(self.k_proj(x_BTD).view(B, T, self.kv_heads, -1)).transpose(1, 2)
@@ -62,22 +65,9 @@ class Attention(nn.Module):
         q_BHTK, k_BHTK = rotate(q_BHTK, *rope), rotate(k_BHTK, *rope)
         if cache is not None:
             k_BHTK, v_BHTK = cache.append(layer, k_BHTK, v_BHTK)
-        y_BHTK = attend(q_BHTK, k_BHTK, v_BHTK)
+        y_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, seen)
         out_BTD: Tensor = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
         return out_BTD
-
-
-def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
-    """Scaled dot-product attention [B, H, T, K] in which query t sees the keys up to its own position.
-
-    The T queries are the last of the S positions that the keys stand for.
-    """
-    T, S = q_BHTK.shape[2], k_BHSK.shape[2]
-    grouped = q_BHTK.shape[1] != k_BHSK.shape[1]
-    if T == S or T == 1:
-        return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, is_causal=T == S, enable_gqa=grouped)
-    seen_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(S - T)
-    return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=seen_TS, enable_gqa=grouped)
 
 
 class MLP(nn.Module):
@@ -105,9 +95,15 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, cache: Cache | None, dropout: float
+        self,
+        x_BTD: Tensor,
+        rope: tuple[Tensor, Tensor],
+        layer: int,
+        cache: Cache | None,
+        seen: Seen,
+        dropout: float,
     ) -> Tensor:
-        y_BTD = self.self_attn(self.input_layernorm(x_BTD), rope, layer, cache)
+        y_BTD = self.self_attn(self.input_layernorm(x_BTD), rope, layer, cache, seen)
         x_BTD = x_BTD + (F.dropout(y_BTD, dropout) if dropout else y_BTD)
         y_BTD = self.mlp(self.post_attention_layernorm(x_BTD))
         return x_BTD + (F.dropout(y_BTD, dropout) if dropout else y_BTD)
@@ -168,20 +164,25 @@ class Transformer(nn.Module):
         weight = self.model.embed_tokens.weight
         return Cache(self.config, rows, weight.device, weight.dtype)
 
-    def forward(self, ids_BT: Tensor, cache: Cache | None = None, dropout: float = 0.0) -> Tensor:
+    def forward(
+        self, ids_BT: Tensor, cache: Cache | None = None, dropout: float = 0.0, segments: Seen = None
+    ) -> Tensor:
         """Logits [B, T, 257] of the token after each position.
 
         `ids_BT`: int64 [B, T]. With a cache the tokens follow those read before, and the cache is
-        advanced; B must be its rows, and T must fit. Raises ShapeError and ContractError.
+        advanced; B must be its rows, and T must fit. With `segments` (integers [B, T] as in a batch, or
+        what `attention.seen_within` made of them) a position sees its own piece of the row alone: rotary
+        positions need no reset for that, as they tell distances only. Raises ShapeError and ContractError.
         """
         start = 0 if cache is None else cache.position
         if not torch.compiler.is_compiling():
             self._check(ids_BT, start, cache)
+        seen = self._seen(ids_BT, segments, cache)
         end = start + ids_BT.shape[1]
         rope = (self.cos_TK[start:end], self.sin_TK[start:end])
         x_BTD = self.model.embed_tokens(ids_BT)
         for index, layer in enumerate(self.model.layers):
-            x_BTD = layer(x_BTD, rope, index, cache, dropout)
+            x_BTD = layer(x_BTD, rope, index, cache, seen, dropout)
         if cache is not None:
             cache.position = end
         x_BTD = self.model.norm(x_BTD)
@@ -202,6 +203,18 @@ class Transformer(nn.Module):
                 raise ContractError(
                     f"ids_BT: holds ids from {lowest} to {highest}, expected 0..{DOC_BOUNDARY}"
                 )
+
+    def _seen(self, ids_BT: Tensor, segments: Seen, cache: Cache | None) -> Seen:
+        """Segments as attention takes them."""
+        if segments is not None and cache is not None:
+            raise ShapeError("segments: a cache holds one document a row; give one of the two")
+        if not isinstance(segments, Tensor) or segments.dtype == torch.bool:
+            return segments
+        if torch.compiler.is_compiling():
+            return dense_mask(segments)
+        B, T = ids_BT.shape
+        check_shape(segments, "B T", name="segments", kind="integer", B=B, T=T)
+        return seen_within(segments.to(ids_BT.device), dtype=self.model.embed_tokens.weight.dtype)
 
     def load_state(self, tensors: dict[str, Tensor], where: str) -> None:
         """Copy weights in, strictly by name, shape and dtype; a ShapeError names their source, `where`."""

@@ -77,10 +77,11 @@ class TerminalReport(Report):
             f"machine     {machine.device}, {machine.precision}, {machine.threads} threads, "
             f"{'compiled' if machine.compile else 'eager'}; matrix products {rate}"
         )
-        epochs = (steps * facts["targets_per_step"]) / facts["epoch_targets"]
+        epochs = steps * facts["batch_rows"] / facts["epoch_rows"]
         say(
             f"run         {facts['folder'].as_posix()}: {steps:,} steps of {facts['batch_rows']} rows, "
-            f"{steps * facts['targets_per_step']:,} tokens, {epochs:.2f} times the corpus"
+            f"{epochs * facts['epoch_targets']:,.0f} tokens, {epochs:.2f} times the corpus, padding "
+            f"{facts['padding']:.2%}"
         )
         self.progress.start()
         self.task = self.progress.add_task("training", total=steps, completed=step, facts="")

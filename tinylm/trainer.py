@@ -181,7 +181,7 @@ def prepare(
     plan = Plan(corpus.train, policy, window, config.batch_rows, config.seed)
     if plan.padded_lengths[-1] < window:
         report.note(
-            f"the corpus is shorter than the window of {window}: rows hold {plan.padded_lengths[-1]} tokens"
+            f"every row is shorter than the window of {window}: rows hold {plan.padded_lengths[-1]} tokens"
         )
     return Run(
         folder=folder,
@@ -319,9 +319,10 @@ def run_facts(run: Run) -> dict[str, Any]:
         "machine": run.machine,
         "matrix_rate": matrix_rate(run.machine),
         "flops_per_target": 3 * flops_per_token(shape, run.plan.padded_lengths[-1]),
-        "targets_per_step": run.config.batch_rows * run.plan.padded_lengths[-1],
         "batch_rows": run.config.batch_rows,
+        "epoch_rows": run.plan.rows_of_epoch(0),
         "epoch_targets": len(run.corpus.train.stream) - 1,
+        "padding": run.plan.padding,
         "folder": run.folder,
     }
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tinylm.attention import Seen, seen_within
 from tinylm.batches import IGNORED, Batch, Plan
 from tinylm.config import TrainConfig
 from tinylm.contract import VOCABULARY_SIZE
@@ -22,7 +23,8 @@ from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer
 from tinylm.reports import Report
 
-LossFunction = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]
+LossFunction = Callable[..., Tensor]
+"""`mean_loss`, or its compiled form."""
 
 
 @dataclass
@@ -78,24 +80,33 @@ def accumulate(run: Run, batch: Batch, step: int) -> float:
     device = run.machine.device
     total = torch.tensor(batch.targets, dtype=run.machine.weight_dtype, device=device)
     losses = []
-    for index, (inputs_BT, targets_BT) in enumerate(batch.micro_batches(run.micro_rows)):
+    for index, (inputs_BT, targets_BT, segments_BT) in enumerate(batch.micro_batches(run.micro_rows)):
         inputs = torch.from_numpy(inputs_BT).to(device, non_blocking=True)
         targets = torch.from_numpy(targets_BT).to(device, non_blocking=True)
+        seen = None
+        if segments_BT is not None:  # outside the compiled graph: what it holds differs in each batch
+            segments = torch.from_numpy(segments_BT).to(device, non_blocking=True)
+            seen = seen_within(segments, compiled=run.machine.compile, dtype=run.machine.weight_dtype)
         with torch.random.fork_rng(enabled=run.config.dropout > 0):
             if run.config.dropout:
                 torch.manual_seed(dropout_seed(run.config.seed, step, index * run.micro_rows))
             with run.machine.autocast():
-                loss = run.loss(run.model, inputs, targets, total, run.config.dropout)
+                loss = run.loss(run.model, inputs, targets, total, run.config.dropout, seen)
             torch.autograd.backward(loss)
         losses.append(loss.detach())
     return float(torch.stack(losses).sum(dtype=torch.float64).item())
 
 
 def mean_loss(
-    model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, total: Tensor, dropout: float
+    model: nn.Module,
+    inputs_BT: Tensor,
+    targets_BT: Tensor,
+    total: Tensor,
+    dropout: float,
+    seen: Seen = None,
 ) -> Tensor:
     """Cross-entropy in nats, summed over the scored targets and divided by `total`, the step's targets."""
-    logits_BTV = model(inputs_BT, None, dropout)
+    logits_BTV = model(inputs_BT, None, dropout, seen)
     logits = logits_BTV.reshape(-1, VOCABULARY_SIZE)
     logits = logits.float() if logits.dtype != torch.float64 else logits
     return F.cross_entropy(logits, targets_BT.reshape(-1), ignore_index=IGNORED, reduction="sum") / total

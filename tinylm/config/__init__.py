@@ -8,11 +8,12 @@ from tinylm.config.checked import Checked, Device, Nothing, option
 from tinylm.config.corpus import CorpusConfig
 from tinylm.config.evaluate import EvaluateConfig
 from tinylm.config.generate import GenerateConfig
-from tinylm.config.model import PRESETS, ModelConfig, Policy, preset
+from tinylm.config.model import POLICIES, PRESETS, ModelConfig, Policy, preset
 from tinylm.config.quickstart import QuickstartConfig
 from tinylm.config.train import Precision, TrainConfig, read_run_config
 
 __all__ = [
+    "POLICIES",
     "PRESETS",
     "Checked",
     "CorpusConfig",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from tinylm.config.checked import MOST, Checked, booleans, choices, fine, integers, numbers, option
 from tinylm.errors import ConfigError
 
-Policy = Literal["cross", "reset"]
+Policy = Literal["cross", "mask", "reset"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class ModelConfig(Checked):
     head_size: int = option(32, "size of one head")
     window: int = option(256, "tokens that one row sees")
     policy: Policy = option(
-        "cross", "whether attention reads across documents: cross (yes) or reset (one document a row)"
+        "cross",
+        "whether attention reads across documents: cross (yes), mask (no; documents packed into a row) "
+        "or reset (no; one document a row)",
     )
     rope_theta: float = option(10_000.0, "base of the rotary position embedding")
     norm_eps: float = option(1e-6, "epsilon of RMSNorm")
@@ -33,7 +36,7 @@ class ModelConfig(Checked):
         counts = ("layers", "width", "mlp_width", "heads", "kv_heads", "head_size")
         found = integers(self, counts, 1, MOST) + integers(self, ("window",), 2, 16 * MOST)
         found += numbers(self, ("rope_theta", "norm_eps"), 0.0, above=True)
-        found += choices(self, policy=("cross", "reset"))
+        found += choices(self, policy=POLICIES)
         found += booleans(self, ("tied",))
         combined = []
         for name in ("width", "mlp_width"):
