@@ -87,8 +87,9 @@ def save_step(
 def verify_step(folder: Path) -> dict[str, Any]:
     """The manifest of a step folder whose every byte agrees with it; a CheckpointError names the file."""
     path = folder / MANIFEST
-    manifest = files.parse_json(_read(path), str(path))
-    if not isinstance(manifest, dict) or not files.is_sealed(manifest):
+    data = _read(path)
+    manifest = files.parse_json(data, str(path))
+    if not isinstance(manifest, dict) or not files.is_written(data, manifest):
         raise CheckpointError(
             f"{path}: its digest does not match its content; the file was damaged or edited"
         )
@@ -202,13 +203,17 @@ def set_aside_after(run: Path, step: int) -> list[Path]:
 def prune(run: Path, keep: int) -> None:
     """Remove all but the newest `keep` steps; call it after the newest one verified.
 
-    A folder first leaves its name, so that a reader never finds half of a step.
+    A folder first leaves its name, for good, so that neither a reader nor a power cut finds half of a step.
     """
+    aside = []
     for _, folder in list_steps(run)[keep:]:
-        aside = folder.with_name(f".old-{folder.name}")
+        aside.append(folder.with_name(f".old-{folder.name}-{secrets.token_hex(3)}"))
         with files.named(folder):
-            os.rename(folder, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+            os.rename(folder, aside[-1])
+    if aside:
+        files.sync_folder(run)
+    for folder in aside:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -267,6 +272,7 @@ def _to_bytes(tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with files.named(path):
+            return path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"{path}: does not exist; the checkpoint is not whole") from None

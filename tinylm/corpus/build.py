@@ -218,6 +218,7 @@ class _Builder:
             path = self.folder / starts_file(name)
             digests[path.name] = {"bytes": starts.tell(), "sha256": files.write_new(path, starts.getbuffer())}
             path = self.folder / stream_file(name)
+            files.check_length(path, stream.tokens * WIDTH)
             digests[path.name] = {"bytes": stream.tokens * WIDTH, "sha256": stream.digest()}
             census = stream.census.counts()
             counts[name] = {
