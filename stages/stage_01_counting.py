@@ -124,8 +124,8 @@ def experiment(lab: Lab) -> None:
         "context and byte were seen together, the sixth byte helps. Where the context was seen and the byte "
         "after it is new, the table was sure and is wrong: such a byte is dear, and with little text these "
         f"few outweigh the many. And bzip2 needs {bzip2:.3f} on 2,000 names where the best table needs "
-        f"{fifth:.3f}: it sorts all bytes by what stands beside them, however far that agrees, so a phrase of "
-        "thirty bytes is one thing to it."
+        f"{fifth:.3f}: it sorts all bytes by what stands beside them, however far that agrees, so that a "
+        "phrase of thirty bytes is one thing to it."
     )
     lab.costs(
         "One sort of the text per order: seconds, and an entry for each different gram. Every model of this "
