@@ -21,6 +21,7 @@ import numpy.typing as npt
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.corpus import Split
 from tinylm.errors import RequestError
+from tinylm.shapes import check_shape
 from tinylm.tokenizer import Ids, check_ids
 
 Uint16Array = npt.NDArray[np.uint16]
@@ -89,7 +90,11 @@ class Ngrams:
 
     @classmethod
     def count(cls, stream: Uint16Array, order: int) -> Self:
-        """Count a stream [N], whose first token is context only. Raises RequestError for another order."""
+        """Count a stream [N], whose first token is context only.
+
+        Raises RequestError for another order, ShapeError for anything but one axis of integers.
+        """
+        check_shape(stream, "N", name="stream", kind="integer")
         return cls([_count(stream, n) for n in range(1, _check_order(order) + 1)])
 
     def distribution(self, context: Ids = (DOC_BOUNDARY,)) -> Float64Array:
@@ -108,7 +113,12 @@ class Ngrams:
 
 
 def ngram_bits(train_stream: Uint16Array, stream: Uint16Array, order: int) -> Float64Array:
-    """Bits of each target stream[1:] under the n-gram counted on `train_stream`, as float64 [N-1]."""
+    """Bits of each target stream[1:] under the n-gram counted on `train_stream`, as float64 [N-1].
+
+    Raises RequestError for another order, ShapeError for streams that are not one axis of integers.
+    """
+    check_shape(train_stream, "N", name="train_stream", kind="integer")
+    check_shape(stream, "N", name="stream", kind="integer")
     for probability in _levels(train_stream, stream, _check_order(order)):
         last = probability
     return -np.log2(last)
