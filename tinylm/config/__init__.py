@@ -10,10 +10,12 @@ from tinylm.config.evaluate import EvaluateConfig
 from tinylm.config.generate import GenerateConfig
 from tinylm.config.model import PRESETS, ModelConfig, Policy, preset
 from tinylm.config.quickstart import QuickstartConfig
-from tinylm.config.train import Precision, TrainConfig, read_run_config
+from tinylm.config.train import INEXACT, RESUMABLE, Precision, TrainConfig, read_run_config
 
 __all__ = [
+    "INEXACT",
     "PRESETS",
+    "RESUMABLE",
     "Checked",
     "CorpusConfig",
     "Device",
