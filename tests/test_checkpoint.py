@@ -169,7 +169,7 @@ class TestSteps(Case):
         self.assertEqual(sorted(path.name for path in folder.iterdir()), names)
         manifest = checkpoint.verify_step(folder)
         self.assertEqual((manifest["step"], manifest["config"]), (200, {"a": 1}))
-        found = checkpoint.load_training(folder)
+        found = checkpoint.load_training(checkpoint.find(folder))
         for name, tensor in self.optimizer.state().items():
             self.assertTrue(torch.equal(found[name], tensor), name)
 

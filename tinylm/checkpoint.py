@@ -6,12 +6,13 @@ counts only if it has its name (the temporary folder was renamed) and verifies.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import re
 import secrets
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ TRAINING = "training.safetensors"
 MANIFEST = "manifest.json"
 KEY = "tinylm"
 STEP_FOLDER = re.compile(r"step-(\d{8})")
+TRIES = 100
+"""How often a reader looks again where a trainer prunes the steps that it was about to read."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,18 @@ def model_bytes(model: Transformer) -> bytes:
 
 
 def save_step(
-    run: Path, step: int, model: Transformer, training: Mapping[str, Tensor], manifest: Mapping[str, Any]
+    run: Path,
+    step: int,
+    model: Transformer,
+    training: Mapping[str, Tensor],
+    manifest: Mapping[str, Any],
+    *,
+    replace: bool = False,
 ) -> Path:
     """Write the checkpoint of a step: a temporary folder, manifest last, fsync, rename. Returns the folder.
 
-    `training` is the optimizer's state by name; `manifest` is what else a resume needs.
+    `training` is the optimizer's state by name; `manifest` is what else a resume needs. An existing step
+    raises FileExistsError, unless `replace`.
     """
     target = step_folder(run, step)
     contents = {MODEL: model_bytes(model), TRAINING: _to_bytes(training, {"step": step})}
@@ -77,7 +87,7 @@ def save_step(
         for name, data in contents.items()
     }
     own = {"format": files.FORMAT, "contract": contract.contract(), "step": step, "files": listed}
-    with files.new_folder(target) as folder:
+    with files.new_folder(target, replace=replace) as folder:
         for name, data in contents.items():
             files.write_new(folder / name, data)
         files.write_new(folder / MANIFEST, files.readable_json(files.seal({**manifest, **own})))
@@ -99,16 +109,22 @@ def verify_step(folder: Path) -> dict[str, Any]:
     if type(manifest.get("step")) is not int or step_folder(folder.parent, manifest["step"]) != folder:
         raise CheckpointError(f"{path}: is of step {manifest.get('step')!r}; the folder was renamed")
     for name in (MODEL, TRAINING):
-        data, (size, digest) = _read(folder / name), _listed(manifest, name, path)
-        if len(data) != size:
-            raise CheckpointError(
-                f"{folder / name}: {len(data):,} bytes, expected {size:,}; the file was cut or extended"
-            )
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise CheckpointError(
-                f"{folder / name}: its SHA-256 is not that of the manifest; the file was damaged"
-            )
+        _check_file(folder / name, *_listed(manifest, name, path))
     return manifest
+
+
+def _check_file(path: Path, size: int, digest: str) -> None:
+    """Raise CheckpointError unless a file has the size and the SHA-256 that the manifest gives."""
+    with _readable(path):
+        found = path.stat().st_size
+        if found != size:
+            raise CheckpointError(f"{path}: {found:,} bytes, expected {size:,}; the file was cut or extended")
+        if files.sha256_file(path) != digest:
+            raise _other_digest(path)
+
+
+def _other_digest(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: its SHA-256 is not that of the manifest; the file was damaged")
 
 
 def _listed(manifest: Mapping[str, Any], name: str, path: Path) -> tuple[int, str]:
@@ -131,18 +147,29 @@ def list_steps(run: Path) -> list[tuple[int, Path]]:
 
 
 def newest_step(run: Path) -> Checkpoint:
-    """The highest step that verifies, with what was skipped; raises CheckpointError if there is none."""
-    skipped: list[str] = []
-    for _, folder in list_steps(run):
-        try:
-            return Checkpoint(folder / MODEL, verify_step(folder), tuple(skipped))
-        except (CheckpointError, ContractError) as error:
-            skipped.append(str(error))
-    if skipped:
-        raise CheckpointError(f"{run}: no step verifies ({'; '.join(skipped)})")
-    raise CheckpointError(
-        f"{run}: no step folder; expected step-00000000 or higher: train first, or name a model file"
-    )
+    """The highest step that verifies, with what was skipped; raises CheckpointError if there is none.
+
+    A trainer may save and prune meanwhile: where a listed step is gone, the steps are listed again.
+    """
+    for _ in range(TRIES):
+        skipped: list[str] = []
+        gone = False
+        for _, folder in list_steps(run):
+            try:
+                return Checkpoint(folder / MODEL, verify_step(folder), tuple(skipped))
+            except (CheckpointError, ContractError) as error:
+                gone = not folder.exists()
+                if gone:
+                    break
+                skipped.append(str(error))
+        if gone:
+            continue
+        if skipped:
+            raise CheckpointError(f"{run}: no step verifies ({'; '.join(skipped)})")
+        raise CheckpointError(
+            f"{run}: no step folder; expected step-00000000 or higher: train first, or name a model file"
+        )
+    raise CheckpointError(f"{run}: its steps are pruned faster than they can be read; stop its trainer first")
 
 
 def find(path: str | os.PathLike[str]) -> Checkpoint:
@@ -168,8 +195,30 @@ def find(path: str | os.PathLike[str]) -> Checkpoint:
 
 def load_model(path: str | os.PathLike[str]) -> Transformer:
     """The model of a CHECKPOINT, on the CPU; ContractError or CheckpointError before a tensor is used."""
-    model_file = find(path).model_file
-    info, tensors = read_tensors(model_file)
+    return load(path)[1]
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Checkpoint, Transformer]:
+    """What a CHECKPOINT argument means, and its model: a copy, from the bytes that were verified.
+
+    Where a trainer prunes the step of a run before it was read, the next newer one is taken.
+    """
+    for _ in range(TRIES):
+        found = find(path)
+        try:
+            return found, _load(found)
+        except CheckpointError:
+            if found.model_file.exists():
+                raise
+    raise CheckpointError(
+        f"{path}: its steps are pruned faster than they can be read; stop its trainer first"
+    )
+
+
+def _load(found: Checkpoint) -> Transformer:
+    model_file, manifest = found.model_file, found.manifest
+    listed = None if manifest is None else _listed(manifest, MODEL, found.folder / MANIFEST)
+    info, tensors = read_tensors(model_file, listed)
     config = ModelConfig.from_dict(info.get("model"), str(model_file))
     model = Transformer(config)
     if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
@@ -181,9 +230,16 @@ def load_model(path: str | os.PathLike[str]) -> Transformer:
     return model
 
 
-def load_training(folder: Path) -> dict[str, Tensor]:
-    """The optimizer's state of a step folder, by name."""
-    return read_tensors(folder / TRAINING)[1]
+def load_training(found: Checkpoint) -> dict[str, Tensor]:
+    """The optimizer's state of a verified step, by name; it must be of the step that the manifest says."""
+    assert found.manifest is not None
+    path = found.folder / TRAINING
+    info, tensors = read_tensors(path, _listed(found.manifest, TRAINING, found.folder / MANIFEST))
+    if info.get("step") != found.manifest["step"]:
+        raise CheckpointError(
+            f"{path}: is of step {info.get('step')!r}, expected {found.manifest['step']}; use an earlier step"
+        )
+    return tensors
 
 
 def set_aside_after(run: Path, step: int) -> list[Path]:
@@ -200,28 +256,46 @@ def set_aside_after(run: Path, step: int) -> list[Path]:
     return moved
 
 
-def prune(run: Path, keep: int) -> None:
-    """Remove all but the newest `keep` steps; call it after the newest one verified.
+def best_steps(run: Path) -> list[tuple[float, Path]]:
+    """The steps of a run with the lowest recorded `validation` in bits per byte; the newer one where equal.
 
-    A folder first leaves its name, for good, so that neither a reader nor a power cut finds half of a step.
+    Evaluations of different protocols cannot be compared (during a run a part of the held-out text is
+    read, at its end all of it), so there is one best step for each protocol among those that are there.
     """
-    aside = []
+    best: dict[str, tuple[float, Path]] = {}
+    for _, folder in list_steps(run):
+        try:
+            manifest = files.parse_json(_read(folder / MANIFEST), str(folder / MANIFEST))
+            if not files.is_sealed(manifest):
+                continue
+            measured = manifest["validation"]
+            bits, protocol = float(measured["bits_per_byte"]), str(measured["protocol"])
+        except (CheckpointError, KeyError, TypeError, ValueError, AttributeError):
+            continue  # not evaluated, or damaged: neither can be the best
+        if protocol not in best or bits < best[protocol][0]:
+            best[protocol] = bits, folder
+    return list(best.values())
+
+
+def prune(run: Path, keep: int) -> None:
+    """Remove all steps but the newest `keep` and the best; call it after the newest one verified."""
+    best = [folder for _, folder in best_steps(run)]
     for _, folder in list_steps(run)[keep:]:
-        aside.append(folder.with_name(f".old-{folder.name}-{secrets.token_hex(3)}"))
-        with files.named(folder):
-            os.rename(folder, aside[-1])
-    if aside:
-        files.sync_folder(run)
-    for folder in aside:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder not in best:
+            files.remove_folder(folder)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_tensors(
+    path: Path, listed: tuple[int, str] | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What stands under the `tinylm` key of a safetensors file, and its tensors (copies, on the CPU).
 
-    Header, duplicates and contract are checked by this room before the tensors are looked at.
+    Header, duplicates and contract are checked by this room before the tensors are looked at, and size
+    and SHA-256 before that, where a manifest has `listed` them.
     """
     data = _read(path)
+    if listed is not None and (len(data), hashlib.sha256(data).hexdigest()) != listed:
+        raise _other_digest(path)
     info = read_header(data, str(path))
     try:
         tensors = safetensors.torch.load(data)
@@ -271,8 +345,20 @@ def _to_bytes(tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> bytes:
 
 
 def _read(path: Path) -> bytes:
+    with _readable(path), files.named(path):
+        return path.read_bytes()
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """A file that is not there, is no file, or that its disk cannot read: the checkpoint is not whole."""
     try:
-        with files.named(path):
-            return path.read_bytes()
-    except FileNotFoundError:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path}: does not exist; the checkpoint is not whole") from None
+    except IsADirectoryError:
+        raise CheckpointError(f"{path}: is a folder, expected a file; the checkpoint is not whole") from None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); the disk may be failing") from None

@@ -14,19 +14,21 @@ from collections.abc import Iterator, Sequence
 from tinylm.commands import COMMANDS
 from tinylm.commands.command import Arguments
 from tinylm.errors import ConfigError, TinylmError
+from tinylm.files import told
 from tinylm.flags import one_line
+from tinylm.interrupts import silence
 from tinylm.walkthrough import utf8_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 2 after an error, 130 or 143 after an interrupt."""
+    """Run one command; returns the exit code: 0, 2 after an error, 128 + its number after a signal."""
     utf8_output()
     # Threads that wait spin by default; where another program wants a core, a step then takes twice as
     # long (LAB.md). Read once, when torch is loaded; the numbers do not depend on it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with warnings.catch_warnings(), ended_by_sigterm():
+        with warnings.catch_warnings(), ended_by_signals():
             warnings.showwarning = lambda message, *rest: print(
                 f"tinylm: warning: {message}", file=sys.stderr
             )
@@ -34,13 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TinylmError as error:
         return complain(str(error))
     except BrokenPipeError:
-        # The reader has gone; Python must not try to flush into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)  # the reader has gone; Python must not flush into the closed pipe at exit
         return 141
     except OSError as error:
         if error.errno is None:
             raise
-        return complain(f"{error.filename or 'a file'}: {error.strerror}; {way_out(error)}")
+        return complain(told(error))
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
@@ -95,8 +96,8 @@ def overview() -> str:
 
 
 @contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a command as an exception does, so that what is half-written is removed."""
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as an exception does: what is half-written is removed."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -104,30 +105,20 @@ def ended_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def complain(message: str) -> int:
     """Print an error as one line on standard error."""
-    print(f"tinylm: {' '.join(message.split())}", file=sys.stderr)
+    try:
+        print(f"tinylm: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr)
     return 2
-
-
-def way_out(error: OSError) -> str:
-    """What a user can do about an error of the operating system."""
-    import errno
-
-    return {
-        errno.ENOSPC: "free some space, or choose a place on another disk; nothing half-written was left",
-        errno.EDQUOT: "free some space, or choose a place on another disk; nothing half-written was left",
-        errno.EACCES: "change its permissions, or choose another place",
-        errno.ENOENT: "check the path",
-        errno.EEXIST: "choose another place",
-        errno.EROFS: "choose a place that can be written",
-        errno.ENOTDIR: "choose a folder",
-        errno.ENOTEMPTY: "choose another place",
-    }.get(error.errno or 0, "check the place and try again")

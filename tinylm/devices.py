@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -12,10 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy
 import torch
 
 from tinylm.config import Checked, TrainConfig
+from tinylm.config.checked import booleans, integers
 from tinylm.errors import ConfigError
 
 
@@ -27,9 +31,10 @@ class Machine(Checked):
     precision: str
     compile: bool
     threads: int
+    deterministic: bool = False
 
     def problems(self) -> list[str]:
-        found = []
+        found = integers(self, ("threads",), 1) + booleans(self, ("compile", "deterministic"))
         if self.device not in ("cpu", "cuda", "mps"):
             found.append(f"device is {self.device!r}, expected cpu, cuda or mps")
         if self.precision not in ("float32", "bfloat16", "float64"):
@@ -69,7 +74,7 @@ def choose_machine(config: TrainConfig) -> Machine:
     if wanted is None:
         wanted = device == "cuda" and obstacle is None
     threads = config.threads if config.threads is not None else torch.get_num_threads()
-    return Machine(device, precision, wanted, threads)
+    return Machine(device, precision, wanted, threads, config.deterministic)
 
 
 def choose_device(wanted: str) -> str:
@@ -79,7 +84,9 @@ def choose_device(wanted: str) -> str:
         return next(name for name in ("cuda", "mps", "cpu") if available[name])
     if not available.get(wanted, False):
         here = ", ".join(name for name, there in available.items() if there)
-        raise ConfigError(f"device is {wanted!r}, which this machine does not have; it has {here}")
+        raise ConfigError(
+            f"device is {wanted!r}, which this machine does not have; it has {here}: name one with --device"
+        )
     return wanted
 
 
@@ -102,6 +109,37 @@ def cpu_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def reproducible(machine: Machine) -> Iterator[None]:
+    """Inside, CUDA uses only operations that give the same bits every time, or raises, if the record says so.
+
+    cuBLAS reads its setting from the environment when it starts, so it is put there (and taken back).
+    On a CPU and a given number of threads every operation that we use is deterministic already.
+    """
+    if not (machine.deterministic and machine.device == "cuda"):
+        yield
+        return
+    cudnn, given = torch.backends.cudnn, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    strict, lenient = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    flags = cudnn.benchmark, cudnn.deterministic
+    if given not in (":4096:8", ":16:8"):  # the two that NVIDIA documents as deterministic
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=lenient)
+        cudnn.benchmark, cudnn.deterministic = flags
+        if given is None:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG")
+        else:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = given
 
 
 def matrix_rate(machine: Machine) -> float | None:
@@ -135,6 +173,27 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
-def versions() -> dict[str, str]:
-    """What a manifest records of the software; a resume under others warns."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "system": sys.platform}
+def versions(device: str = "cpu") -> dict[str, str]:
+    """What a manifest records of software and hardware; a resume under others warns."""
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "system": sys.platform,
+        "processor": processor(),
+    }
+    if device == "cuda":
+        found["gpu"] = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    return found
+
+
+def processor() -> str:
+    """The CPU's name where the system tells it, and the instructions that torch uses of it."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        names = [
+            line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")
+        ]
+        name = names[0] if names else name
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"

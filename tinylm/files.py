@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,12 +25,14 @@ Data = bytes | bytearray | memoryview
 
 FORMAT = 1
 BLOCK = 1 << 20
+LEFT_BEHIND = re.compile(r"\.(tmp|old|pruned)-(.+)-[0-9a-f]{12}")
+"""Names that only this room gives: unfinished (tmp), replaced (old) or no longer wanted (pruned)."""
 
 
 def write_atomic(path: str | os.PathLike[str], data: Data) -> str:
     """Write a file whole or not at all; returns the SHA-256 of `data`. An existing file is replaced."""
     path = Path(path)
-    temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(6)}")
+    temporary = beside(path, "tmp")
     try:
         with named(path, instead_of=temporary):
             digest = write_new(temporary, data)
@@ -84,7 +87,7 @@ def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterat
     path = Path(path) if Path(path).name else Path(path).resolve()
     if path.exists() and not (replace and path.is_dir()):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(6)}")
+    temporary = beside(path, "tmp")
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
         with named(path, instead_of=temporary):
@@ -112,7 +115,7 @@ def _take_name(temporary: Path, path: Path, replace: bool) -> None:
         if not replace or not path.exists():
             os.rename(temporary, path)
             return
-        aside = path.with_name(f".old-{path.name}-{secrets.token_hex(6)}")
+        aside = beside(path, "old")
         try:
             os.rename(path, aside)
             os.rename(temporary, path)
@@ -126,29 +129,78 @@ def _take_name(temporary: Path, path: Path, replace: bool) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def run_lock(run: str | os.PathLike[str], note: Callable[[str], None]) -> Iterator[None]:
-    """Hold a run folder for one writer; a second one gets CheckpointError at once, the first is unharmed.
+def beside(path: Path, kind: str) -> Path:
+    """A new name in the same folder, of a kind that LEFT_BEHIND knows."""
+    return path.with_name(f".{kind}-{path.name}-{secrets.token_hex(6)}")
 
-    The lock dies with its process. Where filelock is missing, says so through `note` and holds nothing.
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder that must not exist yet, and what is missing above it; its name survives a power cut."""
+    path = Path(path)
+    missing = [folder for folder in path.parents if not folder.exists()]
+    with named(path):
+        path.mkdir(parents=True)
+    for folder in (path, *missing):
+        sync_folder(folder.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder for good. It first leaves its name, so that nobody finds half of it there."""
+    aside = beside(path, "pruned")
+    with named(path):
+        os.rename(path, aside)
+    sync_folder(path.parent)  # or a power cut brings the name back, with half of the files behind it
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def left_behind(folder: Path) -> list[tuple[Path, str, str]]:
+    """What killed writers left in a folder, by name: (path, kind, the name that it was meant for)."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if match := LEFT_BEHIND.fullmatch(path.name):
+            found.append((path, match[1], match[2]))
+    return found
+
+
+def clean(folder: Path) -> list[str]:
+    """Remove what killed writers left in a folder; a folder that was about to be replaced comes back.
+
+    Call it only where nobody else writes. Returns what was done, a sentence each.
     """
-    try:
-        import filelock
-    except ImportError:
-        note("filelock is not installed: nothing keeps a second trainer out of this run")
-        yield
-        return
-    lock = filelock.FileLock(Path(run) / "run.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise CheckpointError(
-            f"{run}: another process is training it; wait for it, or stop it with Ctrl-C and resume"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+    done = []
+    for path, kind, name in left_behind(folder):
+        whole = folder / name
+        with named(path):
+            if kind == "old" and not whole.exists():
+                os.rename(path, whole)
+                done.append(f"{whole}: put back; a process ended while it replaced it")
+                continue
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            done.append(f"{path}: removed; a process ended before it was done with it")
+    return done
+
+
+def told(error: OSError) -> str:
+    """An error of the operating system as a line: where, what, its code, and what a user can do about it."""
+    code = errno.errorcode.get(error.errno or 0, "no code")
+    return f"{error.filename or 'a file'}: {error.strerror} ({code}); {way_out(error)}"
+
+
+def way_out(error: OSError) -> str:
+    """What a user can do about an error of the operating system."""
+    space = "free some space, or choose a place on another disk; nothing half-written was left"
+    return {
+        errno.ENOSPC: space,
+        errno.EDQUOT: space,
+        errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another disk",
+        errno.EIO: "the disk may be failing: look at the system's log, copy what is whole to another disk",
+        errno.EACCES: "change its permissions, or choose another place",
+        errno.ENOENT: "check the path",
+        errno.EEXIST: "choose another place",
+        errno.EROFS: "choose a place that can be written",
+        errno.ENOTDIR: "choose a folder",
+        errno.ENOTEMPTY: "choose another place",
+    }.get(error.errno or 0, "check the place and try again")
 
 
 def sync_file(path: str | os.PathLike[str]) -> None:

@@ -81,15 +81,32 @@ def train_flags(words: list[str]) -> type:
 
         model = load_model(init).config
     data = "a corpus folder, or any source of text (a corpus is built from it first)"
-    return flags(
+    kind = flags(
         options.TrainConfig,
         default=dataclasses.replace(base, model=model),
         positional={"data": (str | None, data)},
         extra={
             "config": (str | None, None, "take defaults from this run.json"),
             "resume": (str | None, None, "go on with this run instead of starting one"),
+            "steal_lock": (
+                bool,
+                False,
+                "with --resume: take over a run that was last written on another machine and not given back",
+            ),
         },
     )
+    setattr(kind, ASKED, frozenset(given_names(words)))
+    return kind
+
+
+ASKED = "asked"
+"""Attribute of the flags of `tinylm train`: the names that stand on the command line, also with a default."""
+
+
+def given_names(words: Sequence[str]) -> list[str]:
+    """The names of the flags on a command line, as those of fields: --no-muon and --muon are `muon`."""
+    names = [word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
+    return [name.removeprefix("no_") for name in names if name]
 
 
 def flag_value(words: Sequence[str], flag: str) -> str | None:

@@ -73,8 +73,7 @@ def load(path: str | os.PathLike[str], device: str = "auto") -> LanguageModel:
     Raises ContractError or CheckpointError before a tensor is used. Warns where newer steps of a run
     did not verify and an older one is used.
     """
-    found = checkpoint.find(path)
+    found, transformer = checkpoint.load(path)
     for problem in found.skipped:
         warnings.warn(f"using {found.folder}, because {problem}", stacklevel=2)
-    transformer = checkpoint.load_model(found.model_file).to(choose_device(device))
-    return LanguageModel(transformer.requires_grad_(False))
+    return LanguageModel(transformer.to(choose_device(device)).requires_grad_(False))

@@ -17,7 +17,7 @@ from tinylm.attention import Seen, attend, dense_mask, seen_within
 from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import ContractError, ShapeError
-from tinylm.shapes import check_shape
+from tinylm.shapes import check_shape, state_problems
 
 
 class Cache:
@@ -219,15 +219,7 @@ class Transformer(nn.Module):
     def load_state(self, tensors: dict[str, Tensor], where: str) -> None:
         """Copy weights in, strictly by name, shape and dtype; a ShapeError names their source, `where`."""
         wanted = dict(self.named_parameters())
-        problems = [f"{name} is missing" for name in wanted if name not in tensors]
-        problems += [f"{name} is not a tensor of this model" for name in tensors if name not in wanted]
-        problems += [
-            f"{name} is {list(tensors[name].shape)} {tensors[name].dtype}, "
-            f"expected {list(parameter.shape)} {parameter.dtype}"
-            for name, parameter in wanted.items()
-            if name in tensors
-            and (tensors[name].shape != parameter.shape or tensors[name].dtype != parameter.dtype)
-        ]
+        problems = state_problems(tensors, wanted)
         if problems:
             raise ShapeError(f"{where}: {'; '.join(problems)}")
         with torch.no_grad():

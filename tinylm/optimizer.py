@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tinylm.config import TrainConfig
 from tinylm.errors import CheckpointError
+from tinylm.shapes import state_problems
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration: singular values go to about 1 in five steps."""
@@ -68,13 +69,7 @@ class Optimizer:
     def load_state(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """Copy a saved state in, strictly by name, shape and dtype; nothing falls back to a default."""
         wanted = self.state()
-        problems = [f"{name} is missing" for name in wanted if name not in tensors]
-        problems += [f"{name} is not state of this model" for name in tensors if name not in wanted]
-        problems += [
-            f"{name} is {list(tensors[name].shape)} {tensors[name].dtype}, expected {list(t.shape)} {t.dtype}"
-            for name, t in wanted.items()
-            if name in tensors and (tensors[name].shape != t.shape or tensors[name].dtype != t.dtype)
-        ]
+        problems = state_problems(tensors, wanted)
         if problems:
             raise CheckpointError(f"{where}: {'; '.join(problems)}")
         for name, tensor in wanted.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,19 +17,14 @@ from rich.text import Text
 from tinylm.baselines import Baseline
 from tinylm.coder import CodedFile
 from tinylm.evaluate import Comparison, Difference, Evaluation
+from tinylm.interrupts import LastingStream
 from tinylm.reports import Report
 
 
-class QuietConsole(Console):
-    """A console whose reader may go away: then it says no more, and the work goes on."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-
-
 def console(stderr: bool = True) -> Console:
-    """A console that never breaks lines of text it was given in the middle of a word, nor guesses markup."""
-    return QuietConsole(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    """A console that outlives its reader, never breaks lines of text in a word, nor guesses markup."""
+    stream: Any = LastingStream(sys.stderr if stderr else sys.stdout)
+    return Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 class TerminalReport(Report):
@@ -102,6 +99,10 @@ class TerminalReport(Report):
         self.console.print(f"{line}  {self.speed:,.0f} bytes/s")
         if sample:
             self.console.print(Text(f"            {visible(sample)}", style="dim"))
+
+    def stopping(self, signal_number: int) -> None:
+        name = signal.Signals(signal_number).name
+        self.console.print(f"stopping    after this step ({name}); Ctrl-C once more leaves at once")
 
     def stopped(self, folder: Path, step: int, steps: int) -> None:
         self.progress.stop()

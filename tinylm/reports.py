@@ -30,5 +30,8 @@ class Report:
     def saved(self, step: int, folder: Path) -> None:
         """After each checkpoint, when it verified."""
 
+    def stopping(self, signal_number: int) -> None:
+        """A signal asked to stop (called from its handler): the step is finished and saved first."""
+
     def stopped(self, folder: Path, step: int, steps: int) -> None:
         """After the last step, finished or interrupted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from tinylm.errors import ShapeError
@@ -56,3 +57,24 @@ def check_shape(
         if dtype not in KINDS[kind]:
             raise ShapeError(f"{name}: expected {kind} values, found dtype {dtype}")
     return bound
+
+
+SHOWN = 3
+"""Problems of a state that are written out; the rest are counted."""
+
+
+def state_problems(found: Mapping[str, HasShape], wanted: Mapping[str, HasShape]) -> list[str]:
+    """How a saved state differs from the wanted one, by name, shape and dtype; the order does not matter."""
+    for prefix in ("_orig_mod.", "module."):
+        if found.keys() != wanted.keys() == {name.replace(prefix, "") for name in found}:
+            first = next(name for name in found if prefix in name)
+            return [f"{first} was saved from a wrapped module; save the one inside it ({prefix[:-1]})"]
+    problems = [f"{name} is missing" for name in wanted if name not in found]
+    problems += [f"{name} is not part of this model's state" for name in found if name not in wanted]
+    problems += [
+        f"{name} is {list(found[name].shape)} {found[name].dtype}, expected {list(value.shape)} {value.dtype}"
+        for name, value in wanted.items()
+        if name in found and (found[name].shape != value.shape or found[name].dtype != value.dtype)
+    ]
+    more = len(problems) - SHOWN
+    return problems[:SHOWN] + ([f"and {more} more"] if more > 0 else [])

@@ -14,26 +14,27 @@ import numpy as np
 
 from tinylm import checkpoint, files, metrics
 from tinylm.batches import Plan
-from tinylm.config import GenerateConfig, ModelConfig, TrainConfig
+from tinylm.config import ModelConfig, TrainConfig
 from tinylm.contract import contract
-from tinylm.corpus import Corpus, open_corpus
+from tinylm.corpus import Corpus
 from tinylm.data import corpus_for
 from tinylm.devices import (
     Machine,
-    choose_device,
     choose_machine,
     cpu_threads,
     matrix_rate,
-    versions,
+    reproducible,
 )
 from tinylm.errors import CheckpointError, ConfigError
-from tinylm.evaluate import Evaluation, evaluate
-from tinylm.generate import generate
+from tinylm.evaluate import Evaluation
 from tinylm.interrupts import StopRequest, stop_requests
+from tinylm.locks import run_lock
+from tinylm.milestones import Measures, evaluated, is_due, save, tell_best, way_back
 from tinylm.model import Transformer, flops_per_token, parameter_count
 from tinylm.optimizer import Optimizer, rate_scale
 from tinylm.plots import draw_curve
 from tinylm.reports import Report
+from tinylm.resumption import check_changes, check_is_run, recall, same_corpus
 from tinylm.training_step import Run, compiled, train_step
 
 
@@ -55,7 +56,8 @@ class TrainResult:
 def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
     """Train a model into a new run folder. Raises ConfigError with all problems before anything is written.
 
-    Interrupted by Ctrl-C or SIGTERM it finishes the step, saves, and returns with `signal` set.
+    Interrupted by a signal (Ctrl-C, SIGTERM, SIGHUP) it finishes the step, saves, and returns with
+    `signal` set. Where the disk or memory fails, TrainingError says from which step the run goes on.
     """
     started = time.monotonic()
     config.check()
@@ -69,27 +71,61 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
     corpus = corpus_for(config.data, progress=report.read)
     folder = Path(config.out or f"checkpoints/{corpus.path.name}-{config.preset}")
     check_free(folder)
-    with stop_requests() as stop:
+    with stop_requests(report.stopping) as stop:
         seconds = None if config.steps is not None else 60.0 * (config.minutes or 3.0)
         config = dataclasses.replace(
             config, data=corpus.path.as_posix(), out=folder.as_posix(), model=model.config
         )
-        with cpu_threads(machine.threads):
+        with cpu_threads(machine.threads), reproducible(machine):
             run = prepare(folder, config, machine, corpus, model, report)
             if seconds is not None:
                 left = seconds - (time.monotonic() - started)
                 run = with_steps(run, steps_in(run, left))
             run = with_intervals(run)
-            with files.named(folder):
-                folder.mkdir(parents=True)
+            files.make_folder(folder)
             try:
-                with files.run_lock(folder, report.note):
+                with run_lock(folder, report.note):
                     files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
                     return loop(run, 0, stop)
             except BaseException:
                 if not checkpoint.list_steps(folder):  # nothing that a resume could go on from
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
+
+
+def resume(
+    folder: str | Path, report: Report | None = None, *, steal_lock: bool = False, **changes: Any
+) -> TrainResult:
+    """Go on with a run from its newest verified step, as if it had never stopped.
+
+    Refuses another corpus or contract, and `changes` of options that are not in config.RESUMABLE or
+    INEXACT. Other versions, and those in INEXACT, are noted and recorded. `steal_lock` takes over a run
+    whose last trainer ran on another machine and is known to be gone.
+    """
+    folder = Path(folder)
+    report = report or Report()
+    check_changes(folder, changes)
+    check_is_run(folder)
+    with stop_requests(report.stopping) as stop, run_lock(folder, report.note, steal=steal_lock):
+        for sentence in files.clean(folder):
+            report.note(sentence)
+        recalled = recall(folder, changes, report.note)
+        corpus = same_corpus(folder, recalled)
+        found, model = checkpoint.load(recalled.found.folder)
+        with cpu_threads(recalled.machine.threads), reproducible(recalled.machine):
+            run = prepare(folder, recalled.config, recalled.machine, corpus, model, report)
+            run.optimizer.load_state(checkpoint.load_training(found), str(found.folder))
+            if run.optimizer.steps_done != recalled.step:
+                raise CheckpointError(
+                    f"{found.folder}: its optimizer has done {run.optimizer.steps_done} steps, expected "
+                    f"{recalled.step}; use an earlier step"
+                )
+            run.deviations = recalled.deviations
+            metrics.cut(folder, recalled.step, recalled.recorded("metrics"), report.note)
+            for damaged in checkpoint.set_aside_after(folder, recalled.step):
+                report.note(f"kept the damaged step as {damaged}")
+            files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
+            return loop(run, recalled.step, stop, recalled.recorded("validation"))
 
 
 def check_free(folder: Path) -> None:
@@ -99,55 +135,6 @@ def check_free(folder: Path) -> None:
             f"out is {folder}, which exists; choose another --out, or go on with it: tinylm train "
             f"--resume {folder}"
         )
-
-
-def resume(folder: str | Path, report: Report | None = None, stop_after: int | None = None) -> TrainResult:
-    """Go on with a run from its newest verified step, as if it had never stopped.
-
-    Refuses another corpus, contract, device or precision than those recorded.
-    """
-    folder = Path(folder)
-    report = report or Report()
-    if not folder.is_dir() or not checkpoint.list_steps(folder):
-        raise CheckpointError(
-            f"{folder}: holds no step-00000000 or higher; expected a folder of tinylm train"
-        )
-    if stop_after is not None and stop_after < 1:
-        raise ConfigError(f"stop_after is {stop_after}, expected at least 1")
-    with stop_requests() as stop, files.run_lock(folder, report.note):
-        found = checkpoint.newest_step(folder)
-        assert found.manifest is not None
-        for problem in found.skipped:
-            report.note(f"skipped {problem}")
-        for damaged in checkpoint.set_aside_after(folder, found.manifest["step"]):
-            report.note(f"kept the damaged step as {damaged}")
-        manifest, where = found.manifest, str(found.folder / checkpoint.MANIFEST)
-        config = TrainConfig.from_dict(manifest["config"], where)
-        machine = Machine.from_dict(manifest["machine"], where)
-        choose_device(machine.device)
-        changed = {k: v for k, v in versions().items() if manifest["versions"].get(k) != v}
-        for name, value in changed.items():
-            report.note(
-                f"{name} was {manifest['versions'].get(name)}, is {value}: the run is no longer bit-equal"
-            )
-        corpus = open_corpus(config.data)
-        if corpus.digest != manifest["corpus"]:
-            raise ConfigError(
-                f"{config.data}: is another corpus (digest {corpus.digest[:12]}) than the run's "
-                f"({manifest['corpus'][:12]}); bring the old one back, or start a new run with --init "
-                f"{folder}"
-            )
-        if stop_after is not None and stop_after <= manifest["step"]:
-            raise ConfigError(
-                f"stop_after is {stop_after}, and the run is at step {manifest['step']} already"
-            )
-        model = checkpoint.load_model(found.folder)
-        with cpu_threads(machine.threads):
-            run = prepare(folder, config, machine, corpus, model, report)
-            run.optimizer.load_state(checkpoint.load_training(found.folder), str(found.folder))
-            run.config = dataclasses.replace(config, stop_after=stop_after)
-            metrics.cut_after(folder, manifest["step"])
-            return loop(run, manifest["step"], stop)
 
 
 def initial_model(config: TrainConfig) -> Transformer:
@@ -198,20 +185,21 @@ def prepare(
     )
 
 
-def loop(run: Run, step: int, stop: StopRequest) -> TrainResult:
-    """Train from `step` finished steps on; evaluate, save and draw on the way."""
+def loop(run: Run, step: int, stop: StopRequest, measured: Measures | None = None) -> TrainResult:
+    """Train from `step` finished steps on; evaluate, save and draw on the way.
+
+    `measured` is what the evaluation after `step` gave, None if there was none (or it was interrupted).
+    """
     config, report, evaluation = run.config, run.report, None
+    save_every = config.save_every or run.steps
     report.started(run_facts(run), step, run.steps)
     last = min(run.steps, config.stop_after or run.steps)
     saved = step if checkpoint.step_folder(run.folder, step).is_dir() else -1
-
-    def keep() -> int:
-        log.sync()
-        save(run, step)
-        report.saved(step, checkpoint.step_folder(run.folder, step))
-        return step
-
-    with metrics.RunLog(run.folder, config.tensorboard) as log:
+    with metrics.RunLog(run.folder, step, config.tensorboard) as log, way_back(run):
+        if is_due(run, step) and measured is None and stop.signal is None:
+            evaluation = evaluated(run, step, log, stop)
+            if evaluation is not None and (step % save_every == 0 or step == run.steps):
+                save(run, step, log, evaluation, replace=True)
         while step < last and stop.signal is None:
             began = time.monotonic()
             batch = run.plan.batch(step)
@@ -226,15 +214,14 @@ def loop(run: Run, step: int, stop: StopRequest) -> TrainResult:
             seconds = time.monotonic() - began
             log.timing({"step": step, "seconds": round(seconds, 6)})
             report.stepped(row, seconds)
-            if step % (config.evaluate_every or run.steps) == 0 or step == run.steps:
-                evaluation = evaluate_run(run, whole=step == run.steps)
-                log.metric({"step": step, "validation": metrics_of(evaluation)})
-                report.evaluated(step, evaluation, sample(run) if config.sample_tokens else "")
-            if step % (config.save_every or run.steps) == 0:
-                saved = keep()
+            evaluation = evaluated(run, step, log, stop) if is_due(run, step) else None
+            if step % save_every == 0 and is_due(run, step) == (evaluation is not None):
+                save(run, step, log, evaluation)
+                saved = step
         if saved != step:
-            saved = keep()
+            save(run, step, log, evaluation)
     draw_curve(run.folder, run.report.note)
+    tell_best(run)
     report.stopped(run.folder, step, run.steps)
     return TrainResult(run.folder, step, run.steps, stop.signal, evaluation if step == run.steps else None)
 
@@ -276,39 +263,6 @@ def with_intervals(run: Run) -> Run:
     return dataclasses.replace(run, config=config)
 
 
-def evaluate_run(run: Run, whole: bool) -> Evaluation:
-    """Bits per byte of the held-out text: all of it at the end of a run, the same part of it on the way."""
-    limit = None if whole else run.config.evaluate_tokens
-    with run.machine.autocast():
-        return evaluate(run.model, run.corpus.validation, limit=limit)
-
-
-def metrics_of(evaluation: Evaluation) -> dict[str, Any]:
-    """The part of an evaluation that a metrics row keeps."""
-    measures = ("bits_per_byte", "bits_per_byte_without_boundaries", "bits_per_boundary")
-    values = evaluation.to_dict()
-    return {key: values[key] for key in (*measures, "bytes", "boundaries", "protocol")}
-
-
-def sample(run: Run) -> str:
-    """A sample from the boundary, always with the same draws."""
-    options = GenerateConfig(max_tokens=run.config.sample_tokens, seed=run.config.seed)
-    with run.machine.autocast():
-        return "".join(event.text for event in generate(run.model, "", options))
-
-
-def save(run: Run, step: int) -> None:
-    """Write the checkpoint of a step, verify it, then remove what is older than `keep` allows."""
-    manifest = {
-        "config": dataclasses.asdict(dataclasses.replace(run.config, micro_rows=run.micro_rows)),
-        "machine": run.machine.to_dict(),
-        "corpus": run.corpus.digest,
-        "versions": versions(),
-    }
-    checkpoint.verify_step(checkpoint.save_step(run.folder, step, run.model, run.optimizer.state(), manifest))
-    checkpoint.prune(run.folder, run.config.keep)
-
-
 def run_facts(run: Run) -> dict[str, Any]:
     """What a run says before it starts."""
     shape: ModelConfig = run.model.config
@@ -336,4 +290,5 @@ def describe(run: Run) -> dict[str, Any]:
         "machine": run.machine.to_dict(),
         "parameters": parameter_count(run.model.config),
         "corpus": run.corpus.digest,
+        "deviations": list(run.deviations),
     }

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ class Run:
     micro_rows: int
     steps: int
     report: Report
+    deviations: tuple[dict[str, Any], ...] = ()
+    """Why the run is no longer bit for bit what it would have been, if so (see tinylm/resumption.py)."""
 
 
 def train_step(run: Run, batch: Batch, step: int, scale: float) -> tuple[float, float | None]:

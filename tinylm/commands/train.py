@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tinylm import config as options
 from tinylm.commands.command import Arguments, Command, ended, fields
 from tinylm.errors import ConfigError
-from tinylm.flags import train_flags
+from tinylm.flags import ASKED, train_flags
+from tinylm.locks import check_unlocked
 
 if TYPE_CHECKING:
     from tinylm.progress import TerminalReport
 
 
 def train(given: Arguments) -> int:
+    values = fields(given)
+    run, path, steal = values.pop("resume"), values.pop("config"), values.pop("steal_lock")
+    if run is not None:
+        changes = changed_options(given)
+        if Path(run).is_dir():
+            check_unlocked(run)  # before torch is loaded: a second trainer goes away at once
+    elif steal:
+        raise ConfigError("steal_lock takes over a run that exists; name it with --resume RUN")
     from tinylm import trainer
 
-    values = fields(given)
-    run, path = values.pop("resume"), values.pop("config")
     with terminal_report() as report:
         if run is None and values["data"] is None and path is not None:
             values["data"] = options.read_run_config(path).data
@@ -26,8 +34,7 @@ def train(given: Arguments) -> int:
                 "DATA is missing: name a corpus or a source of text, or a run to go on with: --resume RUN"
             )
         if run is not None:
-            refuse_new_options(given)
-            result = trainer.resume(run, report, given.stop_after)
+            result = trainer.resume(run, report, steal_lock=steal, **changes)
         else:
             values["model"] = options.ModelConfig(**fields(given.model))
             result = trainer.train(options.TrainConfig(**values), report)
@@ -38,22 +45,11 @@ def train(given: Arguments) -> int:
     return ended(result.signal)
 
 
-def refuse_new_options(given: Arguments) -> None:
-    """A resumed run goes on as it was configured; raise ConfigError for every flag that asks for more."""
-    usual = fields(type(given)())
-    asked = [
-        f"--{name.replace('_', '-')}"
-        for name, value in fields(given).items()
-        if name not in ("resume", "stop_after", "model", "data") and value != usual[name]
-    ]
-    asked += ["DATA"] if given.data is not None else []
-    if given.model != type(given.model)():
-        asked.append("the model's flags")
-    if asked:
-        raise ConfigError(
-            f"--resume goes on with a run as it is, and does not take {', '.join(asked)}; leave them out, "
-            f"or start another run from its weights: tinylm train DATA --init {given.resume}"
-        )
+def changed_options(given: Arguments) -> dict[str, Any]:
+    """The options that stand beside --resume; which of them a run takes is the trainer's to say."""
+    asked = getattr(given, ASKED) - {"resume", "steal_lock"}
+    changes = {name: getattr(given, name, None) for name in sorted(asked)}
+    return {**changes, "data": given.data} if given.data is not None else changes
 
 
 def terminal_report() -> TerminalReport:

@@ -10,11 +10,13 @@ from tinylm.config.evaluate import EvaluateConfig
 from tinylm.config.generate import GenerateConfig
 from tinylm.config.model import POLICIES, PRESETS, ModelConfig, Policy, preset
 from tinylm.config.quickstart import QuickstartConfig
-from tinylm.config.train import Precision, TrainConfig, read_run_config
+from tinylm.config.train import INEXACT, RESUMABLE, Precision, TrainConfig, read_run_config
 
 __all__ = [
+    "INEXACT",
     "POLICIES",
     "PRESETS",
+    "RESUMABLE",
     "Checked",
     "CorpusConfig",
     "Device",

@@ -27,6 +27,13 @@ from tinylm.errors import ConfigError
 
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 
+RESUMABLE = ("stop_after", "save_every", "keep", "sample_tokens", "tensorboard")
+"""Options that a resume may change: they touch neither the weights nor a row of metrics.jsonl."""
+
+INEXACT = ("device", "threads", "compile", "micro_rows")
+"""Options that a resume may change too, but then sums are rounded in another order: it is recorded in the
+run that it is no longer bit for bit what it would have been."""
+
 
 @dataclass(frozen=True)
 class TrainConfig(Checked):
@@ -66,12 +73,15 @@ class TrainConfig(Checked):
         16_384, "held-out tokens that evaluations during the run read; the last one reads all"
     )
     save_every: int | None = option(None, "steps between checkpoints; None: at each evaluation")
-    keep: int = option(2, "checkpoints to keep")
+    keep: int = option(2, "newest checkpoints to keep; the best one by held-out text is kept besides")
     sample_tokens: int = option(120, "length of the sample shown at each evaluation; 0: none")
     device: Device = option("auto", "auto takes CUDA, then MPS, then the CPU")
     precision: Precision = option("auto", "auto: bfloat16 autocast on CUDA where it is native, else float32")
     compile: Literal["auto", "yes", "no"] = option("auto", "torch.compile; auto: where it pays")
     threads: int | None = option(None, "CPU threads; None: as torch chooses")
+    deterministic: bool = option(
+        False, "on CUDA, use only operations that repeat bit for bit (slower); a CPU does so anyway"
+    )
     tensorboard: bool = option(False, "also write TensorBoard events into the run folder (extra: track)")
     init: str | None = option(None, "start from the weights of this checkpoint instead of random ones")
 
@@ -113,7 +123,7 @@ class TrainConfig(Checked):
             precision=("auto", "float32", "bfloat16", "float64"),
             compile=("auto", "yes", "no"),
         )
-        found += booleans(self, ("muon", "tensorboard"))
+        found += booleans(self, ("muon", "tensorboard", "deterministic"))
         if fine(found, "warmup", "decay") and self.warmup + self.decay > 1:
             found.append(f"warmup + decay is {self.warmup + self.decay:g}, expected at most 1")
         if fine(found, "batch_rows", "micro_rows") and self.batch_rows % (self.micro_rows or 1):
