@@ -122,6 +122,11 @@ def by_script(counts: Counts) -> dict[str, int]:
     return {SCRIPTS[index]: int(sizes[index]) for index in order if sizes[index]}
 
 
+def script_of(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The index in SCRIPTS of each code point (int64, 0..0x10FFFF)."""
+    return (_classes()[codes] >> np.uint8(2)).astype(np.int64)
+
+
 @functools.cache
 def _classes() -> npt.NDArray[np.uint8]:
     """Of each code point: script * 4 + UTF-8 length - 1."""
