@@ -32,7 +32,6 @@ def draw_pictures(
     and writes the page only. Raises RequestError where no byte was scored.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     found = tally(split, model.config.window, scores)
     config = model.config
     shape = f"{config.layers} layers x {config.width}, window {config.window}, policy {config.policy}"
@@ -46,6 +45,7 @@ def draw_pictures(
 
         pictures[POSITION] = svg_bytes(position_figure(found, f"{title}: {shape}"))
         pictures[CLASSES] = svg_bytes(classes_figure(found, f"{title}: {shape}"))
+    folder.mkdir(parents=True, exist_ok=True)
     for name, data in pictures.items():
         files.write_atomic(folder / name, data)
     return [folder / name for name in (POSITION, CLASSES, TEXT) if name in pictures]

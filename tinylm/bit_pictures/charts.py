@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinylm.bit_pictures.tally import BOUNDARY, NAMES, PLACES, ClassBits, Tally
+from tinylm.contract import VOCABULARY_SIZE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 INK, LINE, END = "#444444", "#2f6690", "#d1495b"
 SHADES = ("#2f6690", "#6f9fc4", "#a3c4dc", "#cfe0ec")
 SCRIPTS_SHOWN = 10
+UNIFORM = math.log2(VOCABULARY_SIZE)
 ROW = 0.42  # inches
 
 
@@ -71,7 +73,8 @@ def classes_figure(tally: Tally, title: str) -> Figure:
     share: Any
     dear, share = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
     most = max(part.mean for row in rows for part in row)
-    widest = max(sum(part.bits for part in row) for row in rows) / total_bits
+    shares = [(sum(part.bits for part in row), sum(part.tokens for part in row)) for row in rows]
+    widest = max(max(bits / total_bits, tokens / total_tokens) for bits, tokens in shares)
     for place, row in enumerate(rows):
         height = 0.8 / len(row)
         left = 0.0
@@ -84,10 +87,21 @@ def classes_figure(tally: Tally, title: str) -> Figure:
             )
             share.barh(place, part.bits / total_bits, 0.7, left=left, color=color)
             left += part.bits / total_bits
-        share.text(left + widest * 0.03, place, f"{left:.1%}", va="center", color=INK, fontsize=7.5)
-        tokens = sum(part.tokens for part in row) / total_tokens
+        tokens = shares[place][1] / total_tokens
         share.plot([tokens, tokens], [place - 0.42, place + 0.42], color=INK, linewidth=1.2)
-        widest = max(widest, tokens)
+        end = max(left, tokens) + widest * 0.02
+        share.text(end, place, f"{left:.1%}", va="center", color=INK, fontsize=7.5)
+    if most > UNIFORM:
+        dear.axvline(UNIFORM, color=INK, linewidth=0.8, linestyle=":")
+        dear.annotate(
+            "uniform guess",
+            (UNIFORM, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -8),
+            textcoords="offset points",
+            color=INK,
+            fontsize=7,
+        )
     dear.set_yticks(range(len(rows)), [row[0].name for row in rows])
     dear.set_ylim(len(rows) - 0.4, -0.6)
     dear.set_xlim(0, most * 1.14)

@@ -16,11 +16,15 @@ from tinylm.bit_pictures.tally import Tally
 from tinylm.contract import DOC_BOUNDARY
 
 Uint16Array = npt.NDArray[np.uint16]
+Int64Array = npt.NDArray[np.int64]
+Costs = dict[int, tuple[float, int]]
+"""Bits and tokens of context by position."""
 
 STEPS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 """Where one colour ends and the next begins, in bits."""
 
-SIGNS = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
+NEAR = 16
+SIGNS = {"\n": "↵", "\t": "⇥", " ": "␣"}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -36,9 +40,27 @@ class Cell:
     text: str
 
 
-def cells(stream: Uint16Array, end: int) -> Iterator[Cell]:
-    """The first `end` tokens of a stream as cells: every token in exactly one, in order."""
-    place = 0
+def runs(positions: Int64Array, stream: Uint16Array) -> list[tuple[int, int]]:
+    """The stretches [begin, end) of a stream that show these positions (rising), in whole characters.
+
+    A stretch takes in what stands between two positions less than NEAR apart, and at the beginning of
+    the stream its opening boundary.
+    """
+    cuts = np.flatnonzero(np.diff(positions) >= NEAR)
+    firsts, lasts = positions[np.append(0, cuts + 1)], positions[np.append(cuts, len(positions) - 1)]
+    found = []
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        begin, end = (0 if first == 1 else first), last + 1
+        for _ in range(3):
+            begin -= 0x80 <= stream[begin] < 0xC0
+            end += end < len(stream) and 0x80 <= stream[end] < 0xC0
+        found.append((begin, end))
+    return found
+
+
+def cells(stream: Uint16Array, begin: int, end: int) -> Iterator[Cell]:
+    """Some tokens of a stream as cells: every token in exactly one, in order."""
+    place = begin
     while place < end:
         token = int(stream[place])
         length = 1 + (token >= 0xC2) + (token >= 0xE0) + (token >= 0xF0) if token != DOC_BOUNDARY else 1
@@ -65,8 +87,6 @@ def visible(character: str) -> str:
     if character in SIGNS:
         return SIGNS[character]
     code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
     kind = unicodedata.category(character)
     selector = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
     if kind[0] in "CZ" or selector:
@@ -76,14 +96,8 @@ def visible(character: str) -> str:
 
 def text_page(tally: Tally, title: str, shape: str) -> bytes:
     """The page as UTF-8: the text with its bits, a legend, and the classes as a table."""
-    shown = len(tally.bits_T)
-    found = list(cells(tally.split.stream, shown))
-    seen = tally.bits_T[np.isfinite(tally.bits_T)]
-    body = "".join(_cell(cell, tally) for cell in found)
-    every = len(tally.split.stream)
-    of = "the whole text" if shown == every else f"the first {shown - 1:,} of {every - 1:,} tokens"
-    unscored = shown - 1 - len(seen)
-    missing = f"; {unscored:,} of these were not scored and have no colour" if unscored else ""
+    shown, every = min(tally.shown, tally.tokens), len(tally.split.stream) - 1
+    of = "the whole text" if shown == every else f"the first {shown:,} tokens of those that were scored"
     html = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -98,14 +112,14 @@ def text_page(tally: Tally, title: str, shape: str) -> bytes:
 <body>
 <header>
 <h1>{escape(title)}: where the bits go</h1>
-<p>{escape(shape)}. Shown: {of}{missing}. Each character stands over its bytes, in the order of the stream,
+<p>{escape(shape)}. Shown: {of}. Each character stands over its bytes, in the order of the stream,
 left to right. The colour of a byte is what it cost, −log₂ of the probability that the model gave it; the
 colour of a character is the sum over its bytes. Point at one, tap it, or use the arrow keys in the text.</p>
 </header>
 {_legend()}
 <main>
 <div id="text" class="text" tabindex="0" role="group" aria-label="the text; arrow keys move in it">
-{body}
+{_text(tally)}
 </div>
 </main>
 <section aria-labelledby="sums">
@@ -122,9 +136,26 @@ colour of a character is the sum over its bytes. Point at one, tap it, or use th
     return html.encode("utf-8")
 
 
-def _cell(cell: Cell, tally: Tally) -> str:
-    bits = [float(tally.bits_T[cell.start + index]) for index in range(len(cell.tokens))]
-    contexts = [int(tally.contexts_T[cell.start + index]) for index in range(len(cell.tokens))]
+def _text(tally: Tally) -> str:
+    first, stream = tally.first, tally.split.stream
+    costs: Costs = {
+        position: (bits, context)
+        for position, bits, context in zip(
+            first.positions.tolist(), first.bits.tolist(), first.contexts.tolist(), strict=True
+        )
+    }
+    parts, place = [], 0
+    for begin, end in runs(first.positions[: tally.shown], stream):
+        if begin > place:
+            parts.append(f'<p class="gap">… {begin - place:,} tokens that were not scored …</p>\n')
+        parts += [_cell(cell, costs) for cell in cells(stream, begin, end)]
+        place = end
+    return "".join(parts)
+
+
+def _cell(cell: Cell, costs: Costs) -> str:
+    found = [costs.get(cell.start + index, (math.nan, 0)) for index in range(len(cell.tokens))]
+    bits, contexts = [cost for cost, _ in found], [context for _, context in found]
     if cell.tokens == (DOC_BOUNDARY,):
         if cell.start == 0:
             return '<span class="c end n" title="boundary: opens the text, context only">boundary</span><br>'
@@ -136,9 +167,8 @@ def _cell(cell: Cell, tally: Tally) -> str:
         lines.append(f"{token:02x}  {_about(cost, context)}")
     if len(bits) > 1 and not math.isnan(sum(bits)):
         lines.append(f"together {sum(bits):.2f} bits")
-    # The window begins where a token is predicted from no more than the one before it was.
-    before = int(tally.contexts_T[cell.start - 1])
-    fresh = " w" if 0 < contexts[0] <= before else ""
+    before = costs.get(cell.start - 1, (math.nan, 0))[1]
+    fresh = " w" if contexts[0] == 1 or 0 < contexts[0] <= before else ""
     sign = visible(cell.text) if cell.text else "✗"
     coded = " u" if len(sign) > 2 or not cell.text else ""
     tiles = "".join(
@@ -188,7 +218,7 @@ def _legend() -> str:
         text = f"{low:g} – {ends[index + 1]:g} bits" if index + 1 < len(ends) else f"over {low:g} bits"
         items.append(f'<li><span class="swatch l{index}">{low:g}</span> {text}</li>')
     items.append('<li><span class="swatch n">–</span> context only, or not scored</li>')
-    items.append('<li><span class="swatch w">a</span> the window begins: what stood before is not seen</li>')
+    items.append('<li><span class="swatch w">a</span> a new window: less of what stood before is seen</li>')
     return (
         '<section aria-labelledby="legend"><h2 id="legend">Colours</h2>\n'
         "<p>1 bit: a fair coin, probability ½. 8 bits: one in 256, no better than guessing.</p>\n"
@@ -208,13 +238,14 @@ def _table(tally: Tally) -> str:
     rows = []
     for found in tally.by_class():
         rows.append(
-            f'<tr><th scope="row">{escape(found.name)}</th><td>{found.place}</td><td>{found.tokens:,}</td>'
+            f'<tr><th scope="row">{escape(found.name)} <small>{found.place}</small></th>'
+            f"<td>{found.tokens:,}</td>"
             f"<td>{found.tokens / tally.tokens:.1%}</td><td>{found.mean:.3f}</td>"
             f"<td>{found.bits / tally.bits:.1%}</td></tr>"
         )
     return (
         '<div class="wide"><table>\n<caption>What each class of byte costs</caption>\n<thead><tr>'
-        '<th scope="col">class</th><th scope="col">place in the character</th><th scope="col">tokens</th>'
+        '<th scope="col">class</th><th scope="col">tokens</th>'
         '<th scope="col">share of tokens</th><th scope="col">bits per token</th>'
         '<th scope="col">share of bits</th></tr></thead>\n'
         f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"

@@ -45,14 +45,17 @@ p { max-width: 48rem; margin: .25rem 0 .5rem; }
 .c.end i { font-size: inherit; font-weight: 700; }
 .n { background: transparent; color: var(--soft); }
 .w { border-left-color: var(--mark); }
+.gap { line-height: 1.5; color: var(--soft); margin: .75rem 0; }
 .c.on { outline: 2px solid var(--mark); outline-offset: 1px; }
 .swatch.w { border-left: 3px solid var(--mark); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; }
 caption { text-align: left; color: var(--soft); padding: .25rem 0; }
-th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
+th, td { padding: .2rem .5rem; text-align: right; vertical-align: bottom;
+  border-bottom: 1px solid var(--line); }
+th:first-child { text-align: left; }
 tbody th { font-weight: 400; }
+small { font-size: inherit; color: var(--soft); white-space: nowrap; }
 #panel { position: fixed; left: 50%; bottom: .5rem; transform: translateX(-50%); width: min(34rem, 96vw);
   padding: .6rem .9rem; background: var(--page); color: var(--ink); border: 1px solid var(--mark);
   border-radius: .5rem; box-shadow: 0 2px 12px #0006; white-space: pre-wrap;

@@ -25,13 +25,18 @@ ASCII = ("ASCII letters", "ASCII digits", "ASCII white space", "other ASCII")
 NAMES = (*ASCII, "ill-formed bytes", "boundary")
 CLASSES = FIRST_SCRIPT + 4 * len(SCRIPTS)
 PLACES = ("1st byte", "2nd byte", "3rd byte", "4th byte")
-SCRIPT_NAMES = {"Latin": "Latin, not ASCII", "common": "punctuation, marks", "symbols": "symbols, emoji"}
+SCRIPT_NAMES = {
+    "Latin": "Latin, not ASCII",
+    "common": "punctuation, marks",
+    "symbols": "symbols, emoji",
+    "other": "other scripts",
+}
 
 SHOWN = 4000
-"""Tokens whose bits are kept one by one, from the beginning of the split."""
+"""Scored tokens whose bits are kept one by one: the first ones of the split."""
 
 STEP = 2 ** (1 / 4)
-LEAST = 256
+LEAST = 100
 """Bytes that a point of the curve stands for, at least."""
 
 
@@ -68,17 +73,17 @@ class ClassBits:
 
 
 class Tally:
-    """Adds up scored targets as they come. Its size depends on the window, not on the split.
+    """Adds up scored targets as they come. Its size depends on the window and `shown`, not on the split.
 
-    `bits_T` and `contexts_T` hold the targets up to `shown` one by one, by their index in the stream:
-    NaN and 0 where one was not scored.
+    `first` holds the `shown` first targets in the order of the stream, however they came, and three more
+    to complete a character.
     """
 
     def __init__(self, split: Split, window: int, shown: int = SHOWN) -> None:
         self.split = split
-        end = whole_characters(split.stream, shown + 1)
-        self.bits_T = np.full(end, np.nan)
-        self.contexts_T = np.zeros(end, dtype=np.int64)
+        self.shown = shown
+        nothing: Int64Array = np.zeros(0, dtype=np.int64)
+        self.first = Scored(nothing, nothing, np.zeros(0), "")
         # By context length: tokens, bytes, bits, bits of byte targets, squares of bits.
         self._positions: Float64Array = np.zeros((5, window + 1))
         self._class_tokens: Int64Array = np.zeros(CLASSES, dtype=np.int64)
@@ -94,9 +99,7 @@ class Tally:
         classes = classify(self.split.stream, scored.positions)
         self._class_tokens += np.bincount(classes, minlength=CLASSES)
         self._class_bits += np.bincount(classes, bits, CLASSES)
-        early = scored.positions < len(self.bits_T)
-        self.bits_T[scored.positions[early]] = bits[early]
-        self.contexts_T[scored.positions[early]] = contexts[early]
+        self.first = _first(self.first, scored, self.shown + 3)
 
     @property
     def tokens(self) -> int:
@@ -213,10 +216,10 @@ def classify(stream: Uint16Array, positions: Int64Array) -> Int64Array:
     return classes
 
 
-def whole_characters(stream: Uint16Array, end: int) -> int:
-    """`end`, or a little more: so that the first tokens of a stream do not end inside a character."""
-    end = min(end, len(stream))
-    for _ in range(3):
-        if end < len(stream) and 0x80 <= stream[end] < 0xC0:
-            end += 1
-    return end
+def _first(one: Scored, other: Scored, count: int) -> Scored:
+    """The `count` first targets of both, in the order of the stream."""
+    positions = np.concatenate([one.positions, other.positions])
+    order = np.argsort(positions)[:count]
+    bits = np.concatenate([one.bits, other.bits])[order]
+    contexts = np.concatenate([one.contexts, other.contexts])[order]
+    return Scored(positions[order], contexts, bits, other.precision)
