@@ -344,15 +344,17 @@ class Policies(unittest.TestCase):
         list(generate(model, prompt, options(max_tokens=1)))
         return model.read[0]
 
-    def test_under_reset_a_prompt_counts_from_its_last_boundary(self) -> None:
+    def test_under_mask_and_reset_a_prompt_counts_from_its_last_boundary(self) -> None:
         prompt = [256, 97, 98, 256, 99]
-        self.assertEqual(self._reads("reset", prompt), [256, 99])
         self.assertEqual(self._reads("cross", prompt), prompt)
-        self.assertEqual(self._reads("reset", [97, 256]), [256])
-        self.assertEqual(self._reads("reset", [97, 98]), [97, 98])
+        apart: tuple[Policy, ...] = ("mask", "reset")
+        for policy in apart:
+            self.assertEqual(self._reads(policy, prompt), [256, 99])
+            self.assertEqual(self._reads(policy, [97, 256]), [256])
+            self.assertEqual(self._reads(policy, [97, 98]), [97, 98])
 
-    def test_under_reset_what_stands_before_the_boundary_changes_nothing(self) -> None:
-        for policy, equal in (("reset", True), ("cross", False)):
+    def test_under_mask_and_reset_what_stands_before_the_boundary_changes_nothing(self) -> None:
+        for policy, equal in (("mask", True), ("reset", True), ("cross", False)):
             config = ModelConfig(**{**vars(TINY), "policy": policy})
             model = random_transformer(config, 3, torch.float64)
             one, other = (Context(model, [256, x, 66, 256, 67]).logits() for x in (65, 70))

@@ -15,8 +15,8 @@ import torch
 
 from tinylm import checkpoint, metrics, trainer, training_step
 from tinylm.batches import Plan
-from tinylm.config import ModelConfig, TrainConfig
-from tinylm.corpus import build_corpus
+from tinylm.config import POLICIES, ModelConfig, TrainConfig
+from tinylm.corpus import Split, build_corpus
 from tinylm.devices import Machine, choose_machine
 from tinylm.errors import CheckpointError, ConfigError, TinylmError, TrainingError
 from tinylm.model import Transformer
@@ -91,9 +91,10 @@ class TestRuns(Case):
             {},
             {"dropout": 0.2, "micro_rows": 2},
             {"model": dataclasses.replace(TINY, policy="reset")},
+            {"model": dataclasses.replace(TINY, policy="mask", window=96), "micro_rows": 2},
         ):
             with self.subTest(**changes):
-                name = f"whole-{len(changes)}-{changes.get('dropout')}"
+                name = f"whole-{len(changes)}-{changes.get('dropout')}-{'model' in changes}"
                 whole = trainer.train(self.config(name, **changes))
                 for step in (1, 3, 5):
                     part = trainer.train(self.config(f"{name}-{step}", stop_after=step, **changes))
@@ -130,6 +131,26 @@ class TestRuns(Case):
         self.assertLess(losses[-1], 2.5)
         self.assertLess(result.evaluation.bits_per_byte, 4.0)
         self.assertEqual(result.evaluation.protocol, "disjoint")
+
+    def test_it_learns_with_documents_kept_apart_and_says_what_that_pads(self):
+        said = {}
+
+        class Facts(Report):
+            def started(self, facts, step, steps):
+                said.update(facts)
+
+        first = trainer.train(self.config("first"))
+        mask = dataclasses.replace(TINY, policy="mask", window=128)
+        config = self.config("second", init=str(first.run), model=mask, steps=80, evaluate_every=40)
+        result = trainer.train(config, Facts())
+        self.assertLess(result.evaluation.bits_per_byte, 4.0)
+        self.assertEqual((result.evaluation.policy, result.evaluation.protocol), ("mask", "disjoint"))
+        self.assertEqual(checkpoint.load_model(result.run).config, mask)
+        plan = Plan(self.corpus.train, "mask", 128, 4, 0)
+        self.assertEqual((said["padding"], said["epoch_rows"]), (plan.padding, plan.rows_of_epoch(0)))
+        self.assertLess(said["padding"], 0.1)
+        rows = [row for row in metrics.read_metrics(result.run) if "loss" in row]
+        self.assertEqual(rows[3]["targets"], plan.batch(3).targets)
 
     def test_nothing_is_drawn_from_global_random_state(self):
         torch.manual_seed(11)
@@ -196,16 +217,36 @@ class TestRuns(Case):
 
 class TestSteps(Case):
     def test_accumulation_equals_the_big_batch(self):
-        gradients = []
-        for rows in (4, 2, 1):
+        for policy in POLICIES:
+            gradients = []
+            for rows in (4, 2, 1):
+                run = self.run_for(rows)
+                run.plan = Plan(self.corpus.train, policy, 16, 4, 0)
+                with torch.no_grad():
+                    run.model.lm_head.weight.normal_(generator=torch.Generator().manual_seed(0))
+                loss = training_step.accumulate(run, run.plan.batch(0), 0)
+                gradients.append([torch.tensor(loss), *(p.grad.clone() for p in run.model.parameters())])
+            for other in gradients[1:]:
+                for a, b in zip(gradients[0], other, strict=True):
+                    self.assertLess(float((a - b).abs().max()), 1e-10)
+
+    def test_documents_that_share_a_row_are_trained_as_if_alone(self):
+        # The same documents, packed and one a row: the same loss and the same gradients.
+        texts = [text.encode()[: 9 + 7 * number] for number, text in enumerate(TEXTS[:4])]
+        found = []
+        for policy, rows in (("mask", 1), ("reset", 4)):
             run = self.run_for(rows)
+            config = dataclasses.replace(TINY, window=96, policy=policy)
+            run.model = Transformer(config).double()
             with torch.no_grad():
-                run.model.lm_head.weight.normal_(generator=torch.Generator().manual_seed(0))
+                for parameter in run.model.parameters():
+                    parameter.add_(torch.linspace(-0.2, 0.2, parameter.numel()).view(parameter.shape))
+            run.plan = Plan(Split.of(texts), policy, 96, rows, 0)
+            self.assertEqual(run.plan.rows_of_epoch(0), rows)
             loss = training_step.accumulate(run, run.plan.batch(0), 0)
-            gradients.append([torch.tensor(loss), *(p.grad.clone() for p in run.model.parameters())])
-        for other in gradients[1:]:
-            for a, b in zip(gradients[0], other, strict=True):
-                self.assertLess(float((a - b).abs().max()), 1e-10)
+            found.append([torch.tensor(loss), *(p.grad for p in run.model.parameters())])
+        for a, b in zip(*found, strict=True):
+            self.assertLess(float((a - b).abs().max()), 1e-6)  # RoPE's tables are float32
 
     def test_every_target_weighs_the_same_when_rows_have_different_lengths(self):
         run = self.run_for(1)

@@ -11,7 +11,7 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -58,10 +58,7 @@ def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen: Seen = None) ->
     if isinstance(seen, Blocks):
         return _attend_in_blocks(q_BHTK, k_BHSK, v_BHSK, seen)
     if seen is not None and not isinstance(seen, Tensor):
-        # Under autocast the norms of queries and keys leave another dtype than the values have.
-        q_BHTK, k_BHSK = q_BHTK.to(v_BHSK.dtype), k_BHSK.to(v_BHSK.dtype)
-        flex = _flex_attention(q_BHTK.is_cuda and not torch.compiler.is_compiling())
-        return flex(q_BHTK, k_BHSK, v_BHSK, block_mask=seen, enable_gqa=grouped)
+        return _attend_by_flex(q_BHTK, k_BHSK, v_BHSK, seen, grouped)
     if seen is None and (T == S or T == 1):
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, is_causal=T == S, enable_gqa=grouped)
     if seen is None:
@@ -162,17 +159,25 @@ def _attend_in_blocks(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, blocks: Bl
     return torch.cat(found).index_select(0, blocks.places).view(B, T, H, K).transpose(1, 2)
 
 
+def _attend_by_flex(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, seen: BlockMask, grouped: bool) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # By itself it writes all scores down, so where it is not part of a compiled graph it is one.
+    alone = q_BHTK.is_cuda and not torch.compiler.is_compiling()
+    flex: Any = _compiled(flex_attention) if alone else flex_attention
+    # Under autocast the norms of queries and keys leave another dtype than the values have.
+    q_BHTK, k_BHTK = q_BHTK.to(v_BHTK.dtype), k_BHTK.to(v_BHTK.dtype)
+    out_BHTK: Tensor = flex(q_BHTK, k_BHTK, v_BHTK, block_mask=seen, enable_gqa=grouped)
+    return out_BHTK
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
 def _rounded(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Lengths rounded up so that few blocks are needed and little is computed for nothing."""
     step = np.maximum(FINEST, 2 ** np.floor(np.log2(lengths)).astype(np.int64) // 8)
     rounded: npt.NDArray[np.int64] = -(-lengths // step) * step
     return rounded
-
-
-@functools.cache
-def _flex_attention(compile: bool) -> Callable[..., Tensor]:
-    """FlexAttention; by itself it writes all scores down, so it is compiled where it is not already."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    chosen: Callable[..., Tensor] = flex_attention
-    return torch.compile(chosen, dynamic=False) if compile else chosen
