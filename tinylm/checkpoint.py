@@ -103,7 +103,7 @@ def verify_step(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: its digest does not match its content; the file was damaged or edited"
         )
-    if manifest.get("format") != files.FORMAT:
+    if type(manifest.get("format")) is not int or manifest["format"] != files.FORMAT:
         raise CheckpointError(f"{path}: format is {manifest.get('format')!r}, expected {files.FORMAT}")
     contract.verify(manifest.get("contract"), str(path))
     if type(manifest.get("step")) is not int or step_folder(folder.parent, manifest["step"]) != folder:
@@ -333,7 +333,7 @@ def read_header(data: bytes, where: str) -> dict[str, Any]:
     text = metadata.get(KEY) if isinstance(metadata, dict) else None
     info = files.parse_json(text, f"{where} ({KEY})", ContractError) if isinstance(text, str) else {}
     contract.verify(info.get("contract") if isinstance(info, dict) else None, where)
-    if info.get("format") != files.FORMAT:
+    if type(info.get("format")) is not int or info["format"] != files.FORMAT:
         raise CheckpointError(f"{where}: format is {info.get('format')!r}, expected {files.FORMAT}")
     return info
 

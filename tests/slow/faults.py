@@ -137,7 +137,7 @@ def resumed_run(place: Path) -> Scene:
     def work() -> None:
         said = io.StringIO()
         with (
-            tiny.without_pictures(),
+            tiny.quickly(),
             contextlib.redirect_stderr(said),
             contextlib.redirect_stdout(io.StringIO()),
         ):

@@ -10,10 +10,8 @@ one of the two, bit-equal, no partial step may be listed, and the next save must
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -91,13 +89,6 @@ def power_cut_at_every_call(
             row.count(f"after call {number} ({call and call.name}), {name}", problem)
 
 
-@contextlib.contextmanager
-def no_rename(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder that is written in its own place."""
-    path.mkdir(parents=True)
-    yield path
-
-
 def main() -> int:
     proof = Proof("a checkpoint is being saved")
     with folder() as place:
@@ -113,7 +104,7 @@ def main() -> int:
         power_cut_at_every_call(proof.row("power cut after each call"), start, run, steps, mixtures)
 
         power_cut_at_every_call(proof.control("fsync"), start, run, steps, 3, without="fsync")
-        with mock.patch.object(files, "new_folder", no_rename):
+        with mock.patch.object(files, "new_folder", tiny.in_place):
             killed_at_every_call(proof.control("rename"), start, run, steps)
     return proof.finish()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # forked children must not wait for the parent's threads
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -50,9 +53,11 @@ def config(**changes: Any) -> TrainConfig:
     return TrainConfig(**{**options, **changes})
 
 
-def without_pictures() -> Any:
-    """A curve takes longer than the run; no promise is about it."""
-    return mock.patch("tinylm.trainer.draw_curve")
+@contextlib.contextmanager
+def quickly() -> Iterator[None]:
+    """Without the picture and the measured speed of the machine, which take longer than the run."""
+    with mock.patch("tinylm.trainer.draw_curve"), mock.patch("tinylm.trainer.matrix_rate", return_value=1e9):
+        yield
 
 
 def corpus(place: Path, texts: list[str] = TEXTS, *, replace: bool = False) -> None:
@@ -62,13 +67,13 @@ def corpus(place: Path, texts: list[str] = TEXTS, *, replace: bool = False) -> N
 
 def new_run(**changes: Any) -> None:
     """Train a new run to its end or to `stop_after`."""
-    with without_pictures():
+    with quickly():
         train(config(**changes))
 
 
 def go_on(run: Path, stop_after: int | None = None) -> None:
     """Resume a run to its end or to `stop_after`."""
-    with without_pictures():
+    with quickly():
         resume(run, stop_after=stop_after)
 
 
@@ -135,3 +140,11 @@ def old_or_new_corpus(place: Path, old: str | None, new: str, *, must: str | Non
     if must is not None and digest != {"old": old, "new": new}[must]:
         return f"the {must} corpus was expected"
     return None
+
+
+@contextlib.contextmanager
+def in_place(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Instead of files.new_folder: the folder is written in its own place, without a rename."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    yield path
