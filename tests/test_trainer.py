@@ -346,7 +346,9 @@ class TestRefusals(Case):
         part = trainer.train(self.config("part", stop_after=2))
         trainer.resume(part.run, Second())
         self.assertEqual(len(errors), 4)
-        self.assertIn(f"is being trained by process {os.getpid()} on {socket.gethostname()}, since ", errors[0])
+        self.assertIn(
+            f"is being trained by process {os.getpid()} on {socket.gethostname()}, since ", errors[0]
+        )
         name = "step-00000006/model.safetensors"
         self.assertEqual((whole.run / name).read_bytes(), (part.run / name).read_bytes())
 
