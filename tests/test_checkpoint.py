@@ -1,10 +1,15 @@
 """Checkpoints: nothing is trusted before contract and digest agree, and nothing half-written counts."""
 
+import contextlib
+import errno
 import itertools
 import json
+import os
+import shutil
 import tempfile
+import threading
+import time
 import unittest
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -221,26 +226,65 @@ class TestSteps(Case):
         with self.assertRaisesRegex(CheckpointError, "no step folder"):
             checkpoint.find(self.run_folder)
 
-    def test_a_failed_write_leaves_the_steps_that_were_there(self):
-        self.save(1)
-        real = files.write_all
+    def faults(self, error: OSError, number: int, persistent: bool) -> contextlib.ExitStack:
+        """From here on the n-th call of the file layer fails, and if persistent all after it."""
+        calls = itertools.count(1)
+        self.made: list[str] = []
+        stack = contextlib.ExitStack()
 
-        def failing(call: int) -> Callable[..., None]:
-            calls = itertools.count(1)
+        def failing(name, real):
+            def call(*given, **options):
+                self.made.append(name)
+                count = next(calls)
+                if count != number and not (persistent and count > number):
+                    return real(*given, **options)
+                if not options.get("ignore_errors"):
+                    raise error
 
-            def write(file, data):
-                if next(calls) == call:
-                    raise OSError(28, "No space left on device")
-                real(file, data)
+            return call
 
-            return write
+        places = [(files, "write_all"), (shutil, "rmtree")]
+        places += [(os, name) for name in ("fsync", "rename", "replace", "mkdir")]
+        for owner, name in places:
+            stack.enter_context(mock.patch.object(owner, name, failing(name, getattr(owner, name))))
+        return stack
 
-        for call in (1, 2, 3):
-            with mock.patch("tinylm.files.write_all", failing(call)), self.assertRaises(OSError) as caught:
-                self.save(2)
-            self.assertIn("step-00000002", caught.exception.filename)
-            self.assertEqual([path.name for path in self.run_folder.iterdir()], ["step-00000001"])
-        self.assertEqual(checkpoint.find(self.run_folder).folder.name, "step-00000001")
+    def test_whichever_call_fails_the_old_step_or_the_new_one_is_there_and_nothing_was_pruned_first(self):
+        for code, persistent in itertools.product((errno.ENOSPC, errno.EIO), (False, True)):
+            self.save(1)
+            for number in itertools.count(1):
+                with self.faults(OSError(code, os.strerror(code)), number, persistent):
+                    try:
+                        checkpoint.verify_step(self.save(2))
+                        checkpoint.prune(self.run_folder, 1)
+                        raised = None
+                    except OSError as error:
+                        raised = error
+                if raised is not None:
+                    self.assertEqual(raised.errno, code)
+                    self.assertTrue(str(raised.filename).startswith(str(self.run_folder)), self.made)
+                found = checkpoint.find(self.run_folder)
+                self.assertIn(found.folder.name, ("step-00000001", "step-00000002"))
+                self.assertEqual(found.skipped, ())
+                names = {path.name for path in self.run_folder.iterdir()}
+                if found.folder.name == "step-00000001":
+                    self.assertIsNotNone(raised)
+                whole = {"step-00000001", "step-00000002"}
+                left = {name for name in names - whole if not files.LEFT_BEHIND.fullmatch(name)}
+                self.assertEqual(left, set())
+                if not (persistent or (raised is None and number <= len(self.made))):
+                    self.assertLessEqual(names, whole, self.made)
+                files.clean(self.run_folder)
+                self.assertLessEqual({path.name for path in self.run_folder.iterdir()}, whole)
+                if number > len(self.made):
+                    break
+                shutil.rmtree(self.run_folder / "step-00000002", ignore_errors=True)
+                if not (self.run_folder / "step-00000001").exists():
+                    self.save(1)
+            self.assertEqual(self.made[-2:], ["rename", "rmtree"])
+            self.assertGreater(number, 12)
+            shutil.rmtree(self.run_folder)
+            self.run_folder.mkdir()
 
     def test_an_existing_step_is_not_overwritten(self):
         before = (self.save(3) / "manifest.json").read_bytes()
@@ -286,6 +330,149 @@ class TestSteps(Case):
         checkpoint.prune(self.run_folder, 2)
         self.assertEqual([step for step, _ in checkpoint.list_steps(self.run_folder)], [100, 10])
         self.assertEqual(len(list(self.run_folder.iterdir())), 2)
+
+    def evaluated(self, step: int, bits: float | None, protocol: str = "a part") -> Path:
+        measured = None if bits is None else {"bits_per_byte": bits, "protocol": protocol}
+        return checkpoint.save_step(
+            self.run_folder, step, self.model, self.optimizer.state(), {"validation": measured}
+        )
+
+    def steps(self) -> list[int]:
+        return [step for step, _ in checkpoint.list_steps(self.run_folder)]
+
+    def test_the_best_step_of_each_protocol_is_kept_beside_the_newest(self):
+        for step, bits in ((10, 3.0), (20, 2.0), (30, 2.0), (40, None), (50, 2.5), (60, float("1e9"))):
+            self.evaluated(step, bits)
+        best = [(bits, folder.name) for bits, folder in checkpoint.best_steps(self.run_folder)]
+        self.assertEqual(best, [(2.0, "step-00000030")])
+        self.evaluated(70, 9.0, "all of it")
+        for number, (step, _) in enumerate(checkpoint.list_steps(self.run_folder)):
+            os.utime(checkpoint.step_folder(self.run_folder, step), (number, number))  # clocks mean nothing
+        checkpoint.prune(self.run_folder, 2)
+        self.assertEqual(self.steps(), [70, 60, 30])
+        checkpoint.prune(self.run_folder, 1)
+        self.assertEqual(self.steps(), [70, 30])
+
+    def test_a_damaged_step_is_not_the_best(self):
+        self.evaluated(1, 2.0)
+        path = self.evaluated(2, 1.0) / "manifest.json"
+        path.write_bytes(path.read_bytes().replace(b"1.0", b"0.5"))
+        self.evaluated(3, 3.0)
+        checkpoint.prune(self.run_folder, 1)
+        self.assertEqual(self.steps(), [3, 1])
+
+
+class TestReaders(Case):
+    def test_readers_beside_a_trainer_that_saves_and_prunes_see_whole_steps(self):
+        stop, failures = threading.Event(), []
+        self.save(0)
+
+        def write():
+            try:
+                for step in itertools.count(1):
+                    if stop.is_set():
+                        return
+                    checkpoint.verify_step(self.save(step))
+                    checkpoint.prune(self.run_folder, 1)
+            except BaseException as error:
+                failures.append(error)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            seen = set()
+            until = time.monotonic() + 1.5
+            while time.monotonic() < until:
+                found, model = checkpoint.load(self.run_folder)
+                seen.add(found.folder.name)
+                self.assertEqual(found.skipped, ())
+                self.assertTrue(torch.equal(model.lm_head.weight, self.model.lm_head.weight))
+                try:
+                    checkpoint.load(found.folder)
+                except CheckpointError as error:
+                    self.assertIn("does not exist", str(error))
+        finally:
+            stop.set()
+            writer.join()
+        self.assertEqual(failures, [])
+        self.assertGreater(len(seen), 3)
+
+    def test_a_step_that_goes_while_it_is_read_gives_way_to_the_newer_one(self):
+        for name in ("verify_step", "read_tensors"):
+            real, calls = getattr(checkpoint, name), []
+            self.save(1)
+
+            def pruned(*given, real=real, calls=calls):
+                if not calls:
+                    calls.append(1)
+                    self.save(2)
+                    checkpoint.prune(self.run_folder, 1)
+                return real(*given)
+
+            with mock.patch.object(checkpoint, name, pruned):
+                found, _ = checkpoint.load(self.run_folder)
+            self.assertEqual((found.folder.name, found.skipped), ("step-00000002", ()))
+            checkpoint.prune(self.run_folder, 0)
+
+    def test_a_run_whose_steps_always_go_is_given_up(self):
+        self.save(1)
+        gone = mock.patch.object(checkpoint, "verify_step", side_effect=CheckpointError("gone"))
+        listed = mock.patch.object(
+            checkpoint, "list_steps", return_value=[(7, self.run_folder / "step-00000007")]
+        )
+        with gone, listed, self.assertRaisesRegex(CheckpointError, "pruned faster"):
+            checkpoint.load(self.run_folder)
+
+    def test_what_was_loaded_does_not_change_with_the_file(self):
+        folder = self.save(1)
+        model, training = checkpoint.load_model(folder), checkpoint.load_training(checkpoint.find(folder))
+        weights = model.lm_head.weight.detach().clone()
+        state = {name: tensor.clone() for name, tensor in training.items()}
+        for path in (folder / checkpoint.MODEL, folder / checkpoint.TRAINING):
+            with open(path, "r+b") as file:
+                file.write(b"\x7f" * path.stat().st_size)
+                file.truncate(10)
+        self.assertTrue(torch.equal(model.lm_head.weight, weights))
+        for name, tensor in training.items():
+            self.assertTrue(torch.equal(tensor, state[name]), name)
+
+    def test_a_file_that_changes_after_it_was_verified_is_not_used(self):
+        folder = self.save(1)
+        other = checkpoint.model_bytes(Transformer(TINY, seed=4))
+        found = checkpoint.find(folder)
+        for name, load in (
+            (checkpoint.MODEL, checkpoint._load),
+            (checkpoint.TRAINING, checkpoint.load_training),
+        ):
+            (folder / name).write_bytes(other)
+            with self.assertRaisesRegex(CheckpointError, f"{name}: its SHA-256"):
+                load(found)
+
+    def test_a_disk_that_cannot_read_the_newest_step_costs_that_step_only(self):
+        self.save(1)
+        newest = self.save(2)
+        real = files.sha256_file
+
+        def failing(path):
+            if path.parent == newest:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return real(path)
+
+        with mock.patch("tinylm.files.sha256_file", failing):
+            found = checkpoint.find(self.run_folder)
+        self.assertEqual(found.folder.name, "step-00000001")
+        self.assertIn("cannot be read (Input/output error)", found.skipped[0])
+
+    def test_a_folder_in_a_file_s_place_is_refused(self):
+        folder = self.save(1)
+        for name in (checkpoint.MODEL, checkpoint.TRAINING, checkpoint.MANIFEST):
+            (folder / name).unlink()
+            (folder / name).mkdir()
+            with self.assertRaisesRegex(CheckpointError, name):
+                checkpoint.find(self.run_folder)
+            (folder / name).rmdir()
+            shutil.rmtree(folder)
+            self.save(1)
 
 
 class TestPlaces(Case):

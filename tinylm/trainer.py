@@ -124,7 +124,8 @@ def resume(
             metrics.cut(folder, recalled.step, recalled.recorded("metrics"), report.note)
             for damaged in checkpoint.set_aside_after(folder, recalled.step):
                 report.note(f"kept the damaged step as {damaged}")
-            files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
+            if changes or run.deviations:
+                files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
             return loop(run, recalled.step, stop, recalled.recorded("validation"))
 
 

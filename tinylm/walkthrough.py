@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -201,6 +202,21 @@ def workspace() -> Iterator[Path]:
     """A temporary folder for a stage's files, removed at the end."""
     with tempfile.TemporaryDirectory(prefix="tinylm-stage-", ignore_cleanup_errors=os.name == "nt") as folder:
         yield Path(folder)
+
+
+def killed(code: str, *arguments: str, place: Path, at: int) -> bool:
+    """Run Python code in a process of its own, in a folder, and kill it when it prints `at` or more.
+
+    No handler runs, nothing is put in order. False if the process ended by itself before.
+    """
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{code}"
+    command = [sys.executable, "-c", code, *arguments]
+    child = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, encoding="utf-8")
+    assert child.stdout is not None
+    with child.stdout:
+        reached = any(int(line) >= at for line in child.stdout)
+        child.kill()
+    return child.wait() != 0 and reached
 
 
 def _part(label: str, text: str) -> None:
