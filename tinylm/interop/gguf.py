@@ -41,7 +41,7 @@ LARGEST = {"f32": float(np.finfo(np.float32).max), "f16": 65_504.0, "q8_0": 127 
 APART = 1e-4
 """How far log-probabilities (nats) of f32 weights may be apart, and two ids that count as equally good."""
 
-DIVERGENCE = {"f16": 1e-3, "q8_0": 5e-2}
+DIVERGENCE = {"f16": 1e-4, "q8_0": 5e-2}
 """The mean Kullback-Leibler divergence (nats a token) that rounded weights and activations may cost."""
 
 PROBES = (
@@ -218,13 +218,13 @@ def verify_gguf(model: Transformer, path: Path, kind: Kind, node_modules: Path |
         llama = LlamaCpp(path, node_modules, tokens)
     except LlamaCppMissing as missing:
         return [f"not verified in llama.cpp: {missing}; to have it checked, install node 20 and {INSTALL}"]
-    exact = copy.deepcopy(model).to("cpu", torch.float64)
+    ours = copy.deepcopy(model).to("cpu", torch.float32)
     with llama:
         return [
             f"{llama.name} loads it",
             _same_texts(llama, path),
-            _same_predictions(llama, exact, path, kind, tokens),
-            _same_choices(llama, exact, path, kind, tokens),
+            _same_predictions(llama, ours, path, kind, tokens),
+            _same_choices(llama, ours, path, kind, tokens),
         ]
 
 
@@ -238,39 +238,40 @@ def _same_texts(llama: LlamaCpp, path: Path) -> str:
         ids = list(encode(text))
         for special in (False, True):
             if (found := llama.tokenize(text, special)) != ids:
-                raise CheckpointError(
-                    f"{path}: llama.cpp makes {found} of {text!r}, expected its bytes {ids}"
-                )
+                raise CheckpointError(f"{path}: of {text!r} llama.cpp makes {found}, not its bytes {ids}")
         if (back := llama.detokenize(ids)) != text:
-            raise CheckpointError(f"{path}: llama.cpp makes {back!r} of the bytes of {text!r}")
+            raise CheckpointError(f"{path}: of the bytes of {text!r} llama.cpp makes {back!r}")
     return (
         f"its ids are the bytes of {len(PROBES)} hard texts and back; only {DOC_BOUNDARY} ends a generation"
     )
 
 
-def _same_predictions(llama: LlamaCpp, exact: Transformer, path: Path, kind: Kind, tokens: int) -> str:
+def _same_predictions(llama: LlamaCpp, ours: Transformer, path: Path, kind: Kind, tokens: int) -> str:
+    """Compare with the model in float64; a model so sharp that its own float32 is further off may be."""
     ids = [DOC_BOUNDARY, *encode("".join(PROBES))][:tokens]
-    ours_TV, theirs_TV = log_probabilities(exact, ids), llama.log_probabilities(ids)
-    apart_TV = np.abs(ours_TV - theirs_TV)
-    worst, divergence = float(apart_TV.max()), mean_divergence(ours_TV, theirs_TV)
-    found = f"log-probabilities of {apart_TV.size:,} ids after {len(ids)} tokens up to {worst:.1e} apart"
-    if kind != "f32":
+    rounded_TV = log_probabilities(ours, ids)
+    exact_TV, theirs_TV = log_probabilities(ours.double(), ids), llama.log_probabilities(ids)
+    apart, divergence = largest(exact_TV - theirs_TV), mean_divergence(exact_TV, theirs_TV)
+    found = f"log-probabilities of {exact_TV.size:,} ids after {len(ids)} tokens up to {apart:.1e} apart"
+    if kind == "f32":
+        allowed = max(APART, 3 * largest(exact_TV - rounded_TV))
+        good, expected = apart <= allowed, f"at most {allowed:.1e}"
+    else:
         found += f", divergence {divergence:.1e} nats a token"
-    good = worst <= APART if kind == "f32" else divergence <= DIVERGENCE[kind]
+        good, expected = divergence <= DIVERGENCE[kind], f"a divergence of at most {DIVERGENCE[kind]:g}"
+        expected += "; f32 keeps the weights as they are"
     if not good:  # also where one of them is NaN
-        expected = f"{APART:g}" if kind == "f32" else f"a divergence of {DIVERGENCE[kind]:g}"
         raise CheckpointError(
-            f"{path}: llama.cpp predicts otherwise than this model: {found}, expected at most {expected}"
-            + ("" if kind == "f32" else "; f32 keeps the weights as they are")
+            f"{path}: llama.cpp predicts otherwise than this model: {found}, expected {expected}"
         )
     return found
 
 
-def _same_choices(llama: LlamaCpp, exact: Transformer, path: Path, kind: Kind, tokens: int) -> str:
+def _same_choices(llama: LlamaCpp, ours: Transformer, path: Path, kind: Kind, tokens: int) -> str:
     limit = min(64, tokens - 1)
     found = llama.greedy([DOC_BOUNDARY], limit)
     chosen = [*found, *([DOC_BOUNDARY] if len(found) < limit else [])]
-    ours_TV = log_probabilities(exact, [DOC_BOUNDARY, *chosen[:-1]])
+    ours_TV = log_probabilities(ours, [DOC_BOUNDARY, *chosen[:-1]])
     short_T = ours_TV.max(axis=1) - ours_TV[np.arange(len(chosen)), chosen]
     others = int((short_T > 0).sum())
     if kind == "f32" and not short_T.max() <= APART:
@@ -282,6 +283,11 @@ def _same_choices(llama: LlamaCpp, exact: Transformer, path: Path, kind: Kind, t
     return f"of {len(chosen)} greedy ids {len(chosen) - others} are this model's best" + (
         f", the others within {APART:g} of it" if kind == "f32" and others else ""
     )
+
+
+def largest(values_TV: Floats) -> float:
+    """The largest absolute value; NaN where one of them is."""
+    return float(np.abs(values_TV).max())
 
 
 def log_probabilities(model: Transformer, ids: list[int]) -> Floats:

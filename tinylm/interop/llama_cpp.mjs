@@ -81,9 +81,10 @@ if (library.missing !== undefined) {
 }
 const model = await library.llama.loadModel({ modelPath, gpuLayers: 0 });
 // llama.cpp keeps keys and values in f16 by default, which alone moves log-probabilities by more than 1e-4.
+// One token more than asked for: node-llama-cpp throws old tokens away when a context is full.
 const context = await model.createContext({
-    contextSize: Number(tokens),
-    batchSize: Number(tokens),
+    contextSize: Number(tokens) + 1,
+    batchSize: Number(tokens) + 1,
     threads: 1,
     flashAttention: false,
     experimentalKvCacheKeyType: "F32",
