@@ -6,17 +6,15 @@ skip would be a failure: `.ci/run` sets it where it installed one.
 
 from __future__ import annotations
 
+import atexit
 import functools
-import importlib.util
 import os
-import tempfile
 import unittest
 from pathlib import Path
 
 import torch
 
 from tinylm.config import ModelConfig
-from tinylm.interop.gguf import write_gguf
 from tinylm.interop.llama_cpp import INSTALL, LlamaCpp, LlamaCppMissing
 from tinylm.model import Transformer
 
@@ -41,24 +39,21 @@ def random_model(config: ModelConfig = TINY, seed: int = 0) -> Transformer:
 
 
 @functools.cache
-def why_no_llama_cpp() -> str:
-    """Why the real llama.cpp cannot be asked here; empty where it can."""
-    if importlib.util.find_spec("gguf") is None:
-        return "the package gguf is not installed (pip install 'tinylm[gguf]')"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tiny.gguf"
-        write_gguf(random_model(), path, "f32", "tiny")
-        try:
-            LlamaCpp(path, NODE_MODULES).close()
-        except LlamaCppMissing as missing:
-            return f"{missing} ({INSTALL})"
-    return ""
+def llama_cpp() -> LlamaCpp | str:
+    """The one llama.cpp of all tests (starting it takes seconds), or why there is none."""
+    try:
+        llama = LlamaCpp(NODE_MODULES)
+    except LlamaCppMissing as missing:
+        return f"{missing} ({INSTALL})"
+    atexit.register(llama.close)
+    return llama
 
 
-def needs_llama_cpp(case: unittest.TestCase) -> None:
-    """Skip a test where llama.cpp is missing; fail it where the environment says that it must not be."""
-    if not (reason := why_no_llama_cpp()):
-        return
+def needs_llama_cpp(case: unittest.TestCase) -> LlamaCpp:
+    """llama.cpp; a test is skipped where it is missing, and fails where it must not be missing."""
+    found = llama_cpp()
+    if isinstance(found, LlamaCpp):
+        return found
     if REQUIRED:
-        case.fail(f"{VARIABLE} is set, but {reason}")
-    case.skipTest(f"no real llama.cpp: {reason}")
+        case.fail(f"{VARIABLE} is set, but {found}")
+    return case.skipTest(f"no real llama.cpp: {found}")

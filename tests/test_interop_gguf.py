@@ -298,18 +298,17 @@ class WithoutLlamaCpp(unittest.TestCase):
 class WithLlamaCpp(InAFolder):
     def setUp(self) -> None:
         super().setUp()
-        needs_llama_cpp(self)
+        self.llama = needs_llama_cpp(self)
 
-    def llama(self, model, kind="f32", tokens=128) -> LlamaCpp:
+    def load(self, model, kind="f32", tokens=128) -> dict:
         self.write(model, kind)
-        llama = LlamaCpp(self.path, NODE_MODULES, tokens)
-        self.addCleanup(llama.close)
-        return llama
+        return self.llama.load(self.path, tokens)
 
 
 class TheTokenizer(WithLlamaCpp):
     def test_a_text_is_its_bytes_and_comes_back_whatever_it_holds(self) -> None:
-        llama = self.llama(random_model())
+        llama = self.llama
+        self.load(random_model())
         made = texts()
         self.assertGreaterEqual(len(made), 500)
         for text in made:
@@ -319,7 +318,8 @@ class TheTokenizer(WithLlamaCpp):
             self.assertEqual(llama.detokenize(ids), text, ascii(text))
 
     def test_any_ids_come_back_as_their_bytes_and_the_boundary_as_nothing(self) -> None:
-        llama = self.llama(random_model())
+        llama = self.llama
+        self.load(random_model())
         rng = random.Random(1)
         for _ in range(100):
             ids = [rng.randrange(256) for _ in range(rng.randint(1, 40))]
@@ -383,7 +383,9 @@ class Predictions(WithLlamaCpp):
         models = {label: random_model(config) for label, config in SHAPES.items()}
         models["the sample model"] = load(SAMPLE, device="cpu").transformer
         for label, model in models.items():
-            with self.subTest(label), self.llama(model) as llama:
+            with self.subTest(label):
+                llama = self.llama
+                self.load(model)
                 prompts = [
                     [256, *encode("Return a new 안녕 👍 <|doc|>\n")],
                     [rng.randrange(257) for _ in range(128)],
@@ -418,7 +420,8 @@ class Predictions(WithLlamaCpp):
         events = list(model.generate(prompt, max_tokens=50, temperature=0.0))
         self.assertEqual(events[-1].end.reason, "boundary")
         ours = [token for event in events for token in event.ids]
-        theirs = self.llama(model.transformer).greedy([256, *encode(prompt)], 50)
+        self.load(model.transformer)
+        theirs = self.llama.greedy([256, *encode(prompt)], 50)
         self.assertEqual([*theirs, 256], ours)
 
     def test_every_preset_runs_in_every_kind(self) -> None:
@@ -428,15 +431,48 @@ class Predictions(WithLlamaCpp):
             model = random_model(config)
             ours_TV = log_probabilities(model, ids)
             for kind in KINDS:
-                with self.subTest(name, kind=kind), self.llama(model, kind, len(ids)) as llama:
-                    theirs_TV = llama.log_probabilities(ids)
-                    self.assertEqual(llama.loaded["window"], config.window)
+                with self.subTest(name, kind=kind):
+                    self.assertEqual(self.load(model, kind, len(ids))["window"], config.window)
+                    theirs_TV = self.llama.log_probabilities(ids)
                     self.assertLess(mean_divergence(ours_TV, theirs_TV), allowed[kind])
                     if kind == "f32":
                         self.assertLess(float(np.abs(ours_TV - theirs_TV).max()), 1e-4)
 
 
+class Starting(WithLlamaCpp):
+    def test_a_verification_starts_llama_cpp_and_ends_it(self) -> None:
+        model = random_model()
+        started = []
+        real = LlamaCpp.__init__
+
+        def record(self, node_modules) -> None:
+            started.append(self)
+            real(self, node_modules)
+
+        with mock.patch.object(LlamaCpp, "__init__", record):
+            self.assertEqual(len(verify_gguf(model, self.write(model), "f32", NODE_MODULES)), 4)
+        self.assertEqual([type(llama._process.returncode) for llama in started], [int])
+
+    def test_the_package_is_found_where_node_looks(self) -> None:
+        if NODE_MODULES is None:
+            self.skipTest("needs a folder to point at")
+        with mock.patch.dict("os.environ", NODE_PATH=str(NODE_MODULES)):
+            LlamaCpp().close()
+        with self.assertRaises(LlamaCppMissing):
+            LlamaCpp(self.path.parent)
+
+
 class Verification(WithLlamaCpp):
+    """verify_gguf, which starts a process each time: here it gets the one that runs, and does not end it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        for change in (
+            mock.patch.object(self.llama, "close", lambda: None),
+            mock.patch.object(room, "LlamaCpp", lambda node_modules: self.llama),
+        ):
+            self.enterContext(change)
+
     def test_the_checks_that_ran_are_named(self) -> None:
         model = load(SAMPLE, device="cpu").transformer
         for kind in KINDS:
@@ -470,7 +506,7 @@ class Verification(WithLlamaCpp):
     def test_a_file_that_was_cut_is_refused(self) -> None:
         whole = self.write(random_model()).read_bytes()
         self.path.write_bytes(whole[: len(whole) // 2])
-        with self.assertRaisesRegex(CheckpointError, "does not run it"):
+        with self.assertRaisesRegex(CheckpointError, "does not load it"):
             verify_gguf(random_model(), self.path, "f32", NODE_MODULES)
 
     def test_the_smallest_window_can_be_verified(self) -> None:
@@ -484,15 +520,6 @@ class Verification(WithLlamaCpp):
             self.write(model)
         self.assertEqual(len(verify_gguf(model, self.path, "f32", NODE_MODULES)), 4)
         self.assertEqual(next(model.parameters()).dtype, torch.float64)
-
-    def test_the_package_is_found_where_node_looks(self) -> None:
-        if NODE_MODULES is None:
-            self.skipTest("needs a folder to point at")
-        self.write(random_model())
-        with mock.patch.dict("os.environ", NODE_PATH=str(NODE_MODULES)):
-            LlamaCpp(self.path).close()
-        with self.assertRaises(LlamaCppMissing):
-            LlamaCpp(self.path, self.path.parent)
 
 
 if __name__ == "__main__":

@@ -215,23 +215,24 @@ def verify_gguf(model: Transformer, path: Path, kind: Kind, node_modules: Path |
     """
     tokens = min(model.config.window, 256)
     try:
-        llama = LlamaCpp(path, node_modules, tokens)
+        llama = LlamaCpp(node_modules)
     except LlamaCppMissing as missing:
         return [f"not verified in llama.cpp: {missing}; to have it checked, install node 20 and {INSTALL}"]
     ours = copy.deepcopy(model).to("cpu", torch.float32)
     with llama:
+        loaded = llama.load(path, tokens)
         return [
             f"{llama.name} loads it",
-            _same_texts(llama, path),
+            _same_texts(llama, loaded, path),
             _same_predictions(llama, ours, path, kind, tokens),
             _same_choices(llama, ours, path, kind, tokens),
         ]
 
 
-def _same_texts(llama: LlamaCpp, path: Path) -> str:
-    if llama.loaded["tokens"] != VOCABULARY_SIZE or llama.loaded["ends"] != [DOC_BOUNDARY]:
+def _same_texts(llama: LlamaCpp, loaded: dict[str, Any], path: Path) -> str:
+    if loaded["tokens"] != VOCABULARY_SIZE or loaded["ends"] != [DOC_BOUNDARY]:
         raise CheckpointError(
-            f"{path}: in llama.cpp {llama.loaded['tokens']} tokens, of which {llama.loaded['ends']} end a "
+            f"{path}: in llama.cpp {loaded['tokens']} tokens, of which {loaded['ends']} end a "
             f"generation, expected {VOCABULARY_SIZE} and [{DOC_BOUNDARY}]"
         )
     for text in PROBES:

@@ -1,11 +1,10 @@
-// Loads a GGUF file in llama.cpp (through node-llama-cpp) and answers requests, one JSON value a line.
+// llama.cpp, through node-llama-cpp, as a program that answers requests, one JSON value a line.
 //
-//   node llama_cpp.mjs MODEL.gguf TOKENS [NODE_MODULES]
+//   node llama_cpp.mjs [NODE_MODULES]
 //
-// TOKENS: how many a request may hold together with its answer. The first line says what was loaded, or
-// {"missing": why} where node-llama-cpp cannot run here. Without NODE_MODULES the package is looked for as
-// node does from the current folder: node_modules there and above, then the global places, NODE_PATH
-// among them.
+// The first line says what was found, or {"missing": why} where node-llama-cpp cannot run here. Without
+// NODE_MODULES the package is looked for as node does from the current folder: node_modules there and
+// above, then the global places, NODE_PATH among them.
 
 import { existsSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -13,7 +12,7 @@ import { join, resolve } from "node:path";
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
-const [modelPath, tokens, folder] = process.argv.slice(2);
+const folder = process.argv[2];
 
 function say(value) {
     process.stdout.write(JSON.stringify(value) + "\n");
@@ -46,8 +45,33 @@ async function openLibrary() {
     }
 }
 
+let model, sequence;
+
+// Loads a GGUF file in place of the one before. `tokens`: what a request may hold with its answer.
+async function load({ path, tokens }) {
+    await model?.dispose();
+    model = await library.llama.loadModel({ modelPath: path, gpuLayers: 0 });
+    // One token more than asked for: node-llama-cpp throws old tokens away when a context is full. And keys
+    // and values in f32: in f16, the default, they alone move log-probabilities by more than 1e-4.
+    const context = await model.createContext({
+        contextSize: tokens + 1,
+        batchSize: tokens + 1,
+        threads: 1,
+        flashAttention: false,
+        experimentalKvCacheKeyType: "F32",
+        experimentalKvCacheValueType: "F32"
+    });
+    sequence = context.getSequence();
+    const ids = [...model.iterateAllTokens()];
+    return {
+        tokens: ids.length,
+        ends: ids.filter((id) => model.isEogToken(id)),
+        window: model.trainContextSize
+    };
+}
+
 // Raw logits [T][257] of the token after each of the given ones.
-async function logits(sequence, ids) {
+async function logits({ ids }) {
     await sequence.clearHistory();
     const wanted = { generateNext: { logits: true, options: { temperature: 0 } } };
     const results = await sequence.controlledEvaluate(ids.map((id) => [id, wanted]));
@@ -62,7 +86,7 @@ async function logits(sequence, ids) {
 }
 
 // The ids that llama.cpp goes on with. Its own generator ends at an end-of-generation token, unsaid.
-async function greedy(sequence, ids, limit) {
+async function greedy({ ids, limit }) {
     await sequence.clearHistory();
     const found = [];
     if (limit > 0)
@@ -74,37 +98,20 @@ async function greedy(sequence, ids, limit) {
     return found;
 }
 
+const answers = {
+    load,
+    logits,
+    greedy,
+    tokenize: ({ text, special }) => model.tokenize(text, special),
+    detokenize: ({ ids }) => model.detokenize(ids)
+};
+
 const library = await openLibrary();
 if (library.missing !== undefined) {
     say(library);
     process.exit(0);
 }
-const model = await library.llama.loadModel({ modelPath, gpuLayers: 0 });
-// llama.cpp keeps keys and values in f16 by default, which alone moves log-probabilities by more than 1e-4.
-// One token more than asked for: node-llama-cpp throws old tokens away when a context is full.
-const context = await model.createContext({
-    contextSize: Number(tokens) + 1,
-    batchSize: Number(tokens) + 1,
-    threads: 1,
-    flashAttention: false,
-    experimentalKvCacheKeyType: "F32",
-    experimentalKvCacheValueType: "F32"
-});
-const sequence = context.getSequence();
-say({
-    version: library.version,
-    release: library.release ?? "of unknown release",
-    tokens: [...model.iterateAllTokens()].length,
-    ends: [...model.iterateAllTokens()].filter((id) => model.isEogToken(id)),
-    window: model.trainContextSize
-});
-
-const answers = {
-    tokenize: ({ text, special }) => model.tokenize(text, special),
-    detokenize: ({ ids }) => model.detokenize(ids),
-    logits: ({ ids }) => logits(sequence, ids),
-    greedy: ({ ids, limit }) => greedy(sequence, ids, limit)
-};
+say({ version: library.version, release: library.release ?? "of unknown release" });
 for await (const line of createInterface({ input: process.stdin })) {
     const request = JSON.parse(line);
     try {

@@ -1,4 +1,4 @@
-"""A model in llama.cpp, through node-llama-cpp: what it tokenizes, what it predicts, whether it agrees.
+"""Models in llama.cpp, through node-llama-cpp: how it tokenizes, what it predicts.
 
 Needs node (20 or newer) and the npm package node-llama-cpp, which brings a built llama.cpp. Nothing is
 downloaded or built here.
@@ -35,41 +35,48 @@ class LlamaCppMissing(Exception):
 
 
 class LlamaCpp:
-    """A GGUF file, loaded by llama.cpp in a process of its own. Use as a context manager.
+    """llama.cpp in a process of its own, and the GGUF file that it holds. Use as a context manager.
 
-    `tokens`: how many a request may hold together with its answer. `node_modules`: the folder that holds
-    node-llama-cpp; without it, where node looks from the current folder: `node_modules` there and above,
-    then its global places, NODE_PATH among them.
-    Raises LlamaCppMissing where node or the package is not there or does not run on this machine,
-    CheckpointError where llama.cpp refuses the file or dies.
+    `node_modules`: the folder that holds node-llama-cpp; without it, where node looks from the current
+    folder: `node_modules` there and above, then its global places, NODE_PATH among them.
+    Raises LlamaCppMissing where node or the package is not there or does not run on this machine; every
+    method raises CheckpointError where llama.cpp refuses the file, or dies.
     """
 
-    def __init__(self, path: Path, node_modules: Path | None = None, tokens: int = 256) -> None:
+    def __init__(self, node_modules: Path | None = None) -> None:
         node = shutil.which("node")
         if node is None:
             raise LlamaCppMissing("node was not found")
-        self._path = path
+        self._path = Path("no file")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
-        places = [] if node_modules is None else [str(node_modules)]
         self._process = subprocess.Popen(
-            [node, str(SCRIPT), str(path), str(tokens), *places],
+            [node, str(SCRIPT), *([] if node_modules is None else [str(node_modules)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             encoding="utf-8",
         )
         try:
-            self.loaded = self._read()
-            if "missing" in self.loaded:
-                raise LlamaCppMissing(" ".join(str(self.loaded["missing"]).split()))
+            found = self._read()
+            if "missing" in found:
+                raise LlamaCppMissing(" ".join(str(found["missing"]).split()))
+        except CheckpointError as error:
+            self.close()
+            raise LlamaCppMissing(f"node does not run {SCRIPT.name}: {error}") from None
         except BaseException:
             self.close()
             raise
+        self.name = f"llama.cpp {found['release']} (node-llama-cpp {found['version']})"
 
-    @property
-    def name(self) -> str:
-        """The program and its versions, for people."""
-        return f"llama.cpp {self.loaded['release']} (node-llama-cpp {self.loaded['version']})"
+    def load(self, path: Path, tokens: int = 256) -> dict[str, Any]:
+        """Load a GGUF file in place of the one before; a request may hold `tokens` with its answer.
+
+        Returns the number of `tokens` in the vocabulary, the ids that are `ends` of a generation, and the
+        `window` that the model was trained with.
+        """
+        self._path = path
+        loaded: dict[str, Any] = self._ask(do="load", path=str(path.absolute()), tokens=tokens)
+        return loaded
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
         """The ids of a text, without the boundary that a prompt gets; `special` as a chat template would."""
@@ -115,7 +122,8 @@ class LlamaCpp:
             raise self._died() from None
         reply = self._read()
         if "error" in reply:
-            raise CheckpointError(f"{self._path}: llama.cpp cannot {request['do']}: {reply['error']}")
+            told = " ".join(str(reply["error"]).split())
+            raise CheckpointError(f"{self._path}: llama.cpp does not {request['do']} it: {told}")
         return reply["answer"]
 
     def _read(self) -> dict[str, Any]:
@@ -137,7 +145,7 @@ class LlamaCpp:
         text = self._errors.read().decode("utf-8", "replace")
         told = [line.strip() for line in text.splitlines() if "rror" in line or "failed" in line]
         reason = "; ".join(told[:3]) or f"it ended with code {code} and said nothing"
-        return CheckpointError(f"{self._path}: llama.cpp does not run it ({reason})")
+        return CheckpointError(f"{self._path}: llama.cpp died ({reason})")
 
 
 def log_softmax(logits_TV: Floats) -> Floats:
