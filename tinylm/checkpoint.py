@@ -59,8 +59,12 @@ def save_model(path: Path, model: Transformer) -> None:
 
 def model_bytes(model: Transformer) -> bytes:
     """The content of `model.safetensors`."""
-    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return _to_bytes(tensors, {"model": asdict(model.config)})
+    return _to_bytes(dict(model.named_parameters()), {"model": asdict(model.config)})
+
+
+def model_info(model: Transformer) -> str:
+    """What stands under the `tinylm` key of a model file: shape, format and contract, canonical JSON."""
+    return _info({"model": asdict(model.config)})
 
 
 def save_step(
@@ -218,20 +222,39 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     data = _read(path)
     info = read_header(data, str(path))
+    return info, parse_tensors(data, str(path))
+
+
+def parse_tensors(data: bytes, where: str) -> dict[str, Tensor]:
+    """The tensors in the bytes of a safetensors file, all finite; its header was checked before."""
     try:
         tensors = safetensors.torch.load(data)
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path}: not a whole safetensors file ({error}); use an undamaged copy"
+            f"{where}: not a whole safetensors file ({error}); use an undamaged copy"
         ) from None
+    except (KeyError, RuntimeError) as error:  # a number format that torch does not have
+        raise CheckpointError(f"{where}: holds numbers that torch cannot read ({error})") from None
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{path}: {name} holds values that are not finite; use an earlier step")
-    return info, tensors
+            raise CheckpointError(f"{where}: {name} holds values that are not finite; use an earlier step")
+    return tensors
 
 
 def read_header(data: bytes, where: str) -> dict[str, Any]:
     """Check the header of a safetensors file and the contract in it; returns what the `tinylm` key holds."""
+    info: dict[str, Any] = parse_header(data, where)[1]
+    contract.verify(info.get("contract") if isinstance(info, dict) else None, where)
+    if info.get("format") != files.FORMAT:
+        raise CheckpointError(f"{where}: format is {info.get('format')!r}, expected {files.FORMAT}")
+    return info
+
+
+def parse_header(data: bytes, where: str) -> tuple[dict[str, Any], Any]:
+    """The header of a safetensors file without duplicates, and what its `tinylm` key holds ({} without).
+
+    Whoever wrote the file: no contract is asked for. Raises CheckpointError where it is not whole.
+    """
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8 or data[8:9] != b"{":
         raise CheckpointError(
@@ -253,16 +276,17 @@ def read_header(data: bytes, where: str) -> dict[str, Any]:
     metadata = header.get("__metadata__")
     text = metadata.get(KEY) if isinstance(metadata, dict) else None
     info = files.parse_json(text, f"{where} ({KEY})", ContractError) if isinstance(text, str) else {}
-    contract.verify(info.get("contract") if isinstance(info, dict) else None, where)
-    if info.get("format") != files.FORMAT:
-        raise CheckpointError(f"{where}: format is {info.get('format')!r}, expected {files.FORMAT}")
-    return info
+    return header, info
 
 
 def _to_bytes(tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> bytes:
-    body: dict[str, Any] = {**info, "format": files.FORMAT, "contract": contract.contract()}
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return safetensors.torch.save(copies, {KEY: files.canonical_json(body).decode("ascii")})
+    return safetensors.torch.save(copies, {KEY: _info(info)})
+
+
+def _info(info: Mapping[str, Any]) -> str:
+    body: dict[str, Any] = {**info, "format": files.FORMAT, "contract": contract.contract()}
+    return files.canonical_json(body).decode("ascii")
 
 
 def _read(path: Path) -> bytes:

@@ -98,6 +98,34 @@ def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterat
         sync_folder(folder.parent)
 
 
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a temporary path beside `path`, for a file that the block writes; then it is fsynced and named.
+
+    If the block raises, nothing remains. An existing `path` raises FileExistsError.
+    """
+    path = Path(path)
+    if path.exists() or path.is_symlink():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    temporary = path.with_name(f".tmp-{secrets.token_hex(6)}-{path.name}")
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        with named(path, instead_of=temporary):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            sync_file(temporary)
+            os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        with contextlib.suppress(OSError):
+            for folder in missing:
+                folder.rmdir()
+        raise
+    for folder in (path, *missing):
+        sync_folder(folder.parent)
+
+
 def _take_name(temporary: Path, path: Path, replace: bool) -> None:
     with named(path, instead_of=temporary):
         if not replace or not path.exists():

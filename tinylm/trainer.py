@@ -122,6 +122,11 @@ def resume(folder: str | Path, report: Report | None = None, stop_after: int | N
         for damaged in checkpoint.set_aside_after(folder, found.manifest["step"]):
             report.note(f"kept the damaged step as {damaged}")
         manifest, where = found.manifest, str(found.folder / checkpoint.MANIFEST)
+        if "config" not in manifest:
+            raise CheckpointError(
+                f"{folder}: was imported, so it holds no configuration, corpus or optimizer to go on with; "
+                f"train its weights on with: tinylm train DATA --init {folder}"
+            )
         config = TrainConfig.from_dict(manifest["config"], where)
         machine = Machine.from_dict(manifest["machine"], where)
         choose_device(machine.device)

@@ -3,7 +3,9 @@
 from tinylm.commands.command import Command
 from tinylm.commands.corpus import CORPUS_BUILD, CORPUS_SHOW
 from tinylm.commands.evaluate import EVALUATE
+from tinylm.commands.export import EXPORT
 from tinylm.commands.generate import GENERATE
+from tinylm.commands.import_model import IMPORT
 from tinylm.commands.quickstart import QUICKSTART
 from tinylm.commands.train import TRAIN
 
@@ -14,4 +16,6 @@ COMMANDS: dict[str, Command] = {
     "train": TRAIN,
     "evaluate": EVALUATE,
     "generate": GENERATE,
+    "export": EXPORT,
+    "import": IMPORT,
 }

@@ -7,6 +7,7 @@ with all of them at once.
 from tinylm.config.checked import Checked, Device, Nothing, option
 from tinylm.config.corpus import CorpusConfig
 from tinylm.config.evaluate import EvaluateConfig
+from tinylm.config.export import ExportConfig
 from tinylm.config.generate import GenerateConfig
 from tinylm.config.model import PRESETS, ModelConfig, Policy, preset
 from tinylm.config.quickstart import QuickstartConfig
@@ -18,6 +19,7 @@ __all__ = [
     "CorpusConfig",
     "Device",
     "EvaluateConfig",
+    "ExportConfig",
     "GenerateConfig",
     "ModelConfig",
     "Nothing",
