@@ -8,7 +8,6 @@ prompt and ends a generation, and no text spells it.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import errno
 import importlib
 import os
@@ -24,14 +23,15 @@ import torch
 from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE, contract
 from tinylm.errors import CheckpointError, ConfigError
+from tinylm.interop.huggingface_tokenizer import BOUNDARY_TEXT, byte_characters
 from tinylm.interop.llama_cpp import INSTALL, Floats, LlamaCpp, LlamaCppMissing, log_softmax
+from tinylm.interop.shape import check_qwen3_shape
 from tinylm.model import Transformer
 from tinylm.tokenizer import encode
 
 Kind = Literal["f32", "f16", "q8_0"]
 KINDS: tuple[Kind, ...] = ("f32", "f16", "q8_0")
 
-BOUNDARY_TEXT = "<|doc|>"
 NORMAL, UNUSED = 1, 5
 """Token types of GGUF. As CONTROL (3) the text `<|doc|>` in a prompt would become the boundary."""
 
@@ -52,12 +52,6 @@ PROBES = (
     "".join(map(chr, range(32))),
 )
 """Texts that tokenizers are known to change."""
-
-HELD = frozenset(
-    {"layers", "width", "mlp_width", "heads", "kv_heads", "head_size", "window", "policy"}
-    | {"rope_theta", "norm_eps", "tied"}
-)
-"""The options of ModelConfig that the architecture has; any other must be at its default."""
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -107,7 +101,8 @@ def check_held(model: Transformer, kind: Kind) -> None:
     """
     if kind not in KINDS:
         raise ConfigError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}")
-    problems = not_held(model.config)
+    check_qwen3_shape(model.config, "llama.cpp")
+    problems = []
     for name, parameter in model.named_parameters():
         most = float(parameter.detach().abs().max())
         limit = LARGEST[kind if parameter.ndim > 1 else "f32"]
@@ -117,16 +112,6 @@ def check_held(model: Transformer, kind: Kind) -> None:
         raise ConfigError("; ".join(problems))
     if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
         warnings.warn("the model is float64; GGUF gets its weights rounded to float32", stacklevel=3)
-
-
-def not_held(config: ModelConfig) -> list[str]:
-    """The options of a model that the architecture qwen3 of llama.cpp does not have, each by name."""
-    return [
-        f"{field.name} is {getattr(config, field.name)!r}, expected {field.default!r}: "
-        "llama.cpp's qwen3 has no such part, so no GGUF file can hold this model"
-        for field in dataclasses.fields(config)
-        if field.name not in HELD and getattr(config, field.name) != field.default
-    ]
 
 
 def gguf_name(name: str) -> str:
@@ -187,16 +172,6 @@ def _add_tokenizer(writer: Any, gguf: Any) -> None:
     writer.add_eos_token_id(DOC_BOUNDARY)
     writer.add_add_bos_token(True)  # a text prompt of ours begins with the boundary
     writer.add_add_eos_token(False)
-
-
-def byte_characters() -> list[str]:
-    """The printable characters by which byte-level BPE writes the 256 bytes (GPT-2, 2019).
-
-    A byte whose Latin-1 character is visible is that character; the others are U+0100 and on, in order.
-    """
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return [chr(byte) if byte in visible else chr(256 + hidden.index(byte)) for byte in range(256)]
 
 
 def _tensors(model: Transformer) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
