@@ -177,7 +177,12 @@ def remove_folder(path: Path) -> None:
     aside = beside(path, "pruned")
     with named(path):
         os.rename(path, aside)
-    sync_folder(path.parent)  # or a power cut brings the name back, with half of the files behind it
+    try:
+        sync_folder(path.parent)  # or a power cut brings the name back, with half of the files behind it
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rename(aside, path)
+        raise
     shutil.rmtree(aside, ignore_errors=True)
 
 
