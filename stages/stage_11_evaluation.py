@@ -1,168 +1,168 @@
-"""Stage 11: what a bit per byte is, what it depends on, and what it must not depend on."""
+"""Stage 11: what a bit per byte is, what it depends on, and a coder that keeps the promise."""
 
-import dataclasses
-import itertools
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinylm.baselines import Baseline, Ngrams, ladder
-from tinylm.batches import IGNORED, Plan
-from tinylm.config import CorpusConfig, ModelConfig, Policy, TrainConfig
-from tinylm.corpus import Split
+from tinylm import LanguageModel, build_corpus, load, train
+from tinylm.baselines import Baseline, ladder
+from tinylm.coder import decode_file, encode_split
+from tinylm.config import CorpusConfig, ModelConfig, TrainConfig
+from tinylm.corpus import Corpus, Split
 from tinylm.devices import cpu_threads
-from tinylm.evaluate import Evaluation, evaluate
-from tinylm.model import Transformer
-from tinylm.optimizer import Optimizer, rate_scale
-from tinylm.sources import open_sources
-from tinylm.walkthrough import Lab, Stage
+from tinylm.evaluate import Evaluation, Tally, evaluate, rows_to_score, score
+from tinylm.model import Cache, Transformer
+from tinylm.walkthrough import Lab, Stage, workspace
 
 STAGE = Stage(
     number=11,
     title="evaluation",
     question="What is a bit per byte?",
     hypothesis="The length of the held-out text, in bits, under a perfect coder that knows the model, over "
-    "its raw bytes. A length cannot depend on how many rows are scored at a time. And the ways of adding it "
-    "up that one meets in practice should differ by less than a model differs from a table of counts.",
+    "its raw bytes. Then a real coder must come out at that length, to the byte. And a length belongs to a "
+    "model and a text: how the text is cut into windows should matter less than which model it is.",
     experiment="train a small model on names of characters (short documents, so that ends matter); score it "
-    "on held-out names beside counts and compressors; then vary the sum, the window and the batch",
+    "on held-out names beside counts and compressors, by three protocols; then compress names for real",
     next="When does a document end?",
 )
 CONFIG = ModelConfig(layers=2, width=64, mlp_width=160, heads=2, kv_heads=2, head_size=32, window=64)
-ROWS = (1, 7, 32, 256)
+STRIDES = {64: "disjoint", 32: "half-window stride", 8: "stride 8"}
 
 
-class Bigram:
-    """A table of counts in the clothes of a model: its logits are the logarithms of its probabilities."""
+class Peek(Transformer):
+    """A model that cheats: where its input shows the answer, it reads it there."""
 
-    device = torch.device("cpu")
-
-    def __init__(self, train: Split, config: ModelConfig) -> None:
-        ngrams = Ngrams.count(train.stream, 2)
-        self.config = config
-        self.logits_VV = torch.from_numpy(np.log([ngrams.distribution([token]) for token in range(257)]))
-
-    def __call__(self, ids_BT: Tensor, /) -> Tensor:
-        return self.logits_VV[ids_BT]
+    def forward(self, ids_BT: Tensor, cache: Cache | None = None, dropout: float = 0.0) -> Tensor:
+        answers_BTV = F.pad(F.one_hot(ids_BT[:, 1:], 257), (0, 0, 0, 1))
+        return super().forward(ids_BT, cache, dropout) + 9.0 * answers_BTV
 
 
-def names(count: int) -> tuple[Split, Split]:
-    """Names of characters, a document each; every tenth is held out. The same text on every Python."""
-    every = open_sources(["builtin:unicode"], CorpusConfig()).documents()
-    documents = [b"".join(document.chunks) for document in itertools.islice(every, count)]
-    train = [document for index, document in enumerate(documents) if index % 10]
-    return Split.of(train, "train"), Split.of(documents[::10], "validation")
+def prepared(folder: Path, lab: Lab) -> tuple[Corpus, LanguageModel]:
+    """Names of characters, a document each, and a small model trained on nine tenths of them."""
+    names = CorpusConfig(max_documents=2_000 if lab.quick else 9_900, truncate=True)
+    corpus = build_corpus("builtin:unicode", folder / "names", names)
+    steps = 30 if lab.quick else 300
+    config = TrainConfig(
+        data=str(folder / "names"),
+        out=str(folder / "run"),
+        model=CONFIG,
+        steps=steps,
+        batch_rows=16,
+        sample_tokens=0,
+        evaluate_every=steps,
+        device="cuda" if lab.device == "cuda" else "cpu",
+        compile="no",
+    )
+    train(config)
+    return corpus, load(folder / "run", lab.device)
 
 
-def trained(split: Split, steps: int, device: str) -> Transformer:
-    """A small model after some steps of 16 rows."""
-    model = Transformer(CONFIG).to(device)
-    config = TrainConfig(data="builtin:unicode", steps=steps, muon_rate=0.03, adam_rate=0.01)
-    optimizer = Optimizer(model, config)
-    plan = Plan(split, CONFIG.policy, CONFIG.window, 16, seed=0)
-    for step in range(steps):
-        batch = plan.batch(step)
-        logits_BTV = model(torch.from_numpy(batch.inputs_BT).to(device))
-        targets_BT = torch.from_numpy(batch.targets_BT).to(device)
-        loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED)
-        torch.autograd.backward(loss)
-        optimizer.step(rate_scale(step, steps, config.warmup, config.decay))
-        optimizer.zero_grad()
-    return model
+def tallied(model: Transformer, split: Split, stride: int) -> Tally:
+    """The bits of a split, document by document."""
+    tally = Tally(split)
+    for scored in score(model, split, protocol="strided", stride=stride):
+        tally.add(scored)
+    return tally
 
 
-def score(model: Transformer, split: Split, window: int = 64, policy: Policy = "cross") -> Evaluation:
-    """The same weights in another window or under another policy."""
-    model.config = dataclasses.replace(CONFIG, window=window, policy=policy)
-    try:
-        return evaluate(model, split)
-    finally:
-        model.config = CONFIG
+def refereed(model: Transformer, split: Split, limit: int, path: Path) -> list[float]:
+    """Bytes for the first targets: by the reported bits, in the code, in the file; and targets restored."""
+    reported = sum(float(group.bits[group.positions <= limit].sum()) for group in score(model, split)) / 8
+    file = encode_split(model, split, path, limit=limit)
+    equal = int(np.count_nonzero(decode_file(model, path)[1:] == split.stream[1 : limit + 1]))
+    return [round(reported, 1), file.payload_bytes, file.file_bytes, equal]
 
 
-def rung(name: str, result: Baseline | Evaluation, size: int) -> list[object]:
+def rung(name: str, result: Baseline | Evaluation) -> list[object]:
     """A row of the ladder; a compressor has no number without ends and none per end."""
     parts = (result.bits_per_byte_without_boundaries, result.bits_per_boundary)
-    shown = ["-" if part is None else f"{part:.3f}" for part in parts]
-    return [name, result.bits_per_byte, *shown, round(result.bits_per_byte * size / 8)]
+    return [name, result.bits_per_byte, *("-" if part is None else f"{part:.3f}" for part in parts)]
 
 
 @cpu_threads(1)  # tensors this small lose more to the second thread than they gain
 def experiment(lab: Lab) -> None:
-    train, text = names(2_000 if lab.quick else 9_900)
-    model = trained(train, 30 if lab.quick else 300, lab.device)
-    ours, rungs = evaluate(model, text), ladder(train, text)
-    size, ends = text.bytes, text.boundaries
-    lab.table(
-        ["predictor", "bits per byte", "without ends", "bits per end", "the text in bytes"],
-        [*(rung(r.name, r, size) for r in rungs), rung("Transformer, 0.13M", ours, size)],
-    )
-    lab.note(f"held out: {size:,} bytes in {ends:,} documents, {ours.protocol} windows, {text.digest[:12]}")
+    with workspace() as folder:
+        measured(lab, folder, *prepared(folder, lab))
 
-    alone = [Split.of([text.document(i).astype("u1").tobytes()]) for i in range(ends)]
-    each = [score(model, document, policy="reset") for document in alone]
-    by_document = sum(one.bits_per_byte * one.bytes for one in each) / size
-    mean = sum(one.bits_per_byte for one in each) / ends
-    full, free = ours.bits_per_byte, ours.bits_per_byte_without_boundaries
-    below = full * size / ours.tokens
-    lab.table(
-        ["one model, one text", "number"],
-        [
-            ["all bits / raw bytes: the definition", full],
-            ["all bits / (bytes + ends): the end counts below the line", below],
-            ["bits of bytes / raw bytes: the end is free", free],
-            ["nats per token: the loss that training shows", below * math.log(2)],
-            ["each document by itself: all bits / raw bytes", by_document],
-            ["each document by itself: mean of the documents' numbers", mean],
-        ],
-    )
-    windows = {window: score(model, text, window=window).bits_per_byte for window in (64, 32, 16, 8)}
-    lab.table(["window", "bits per byte"], [[window, number] for window, number in windows.items()])
-    by_rows = sorted(evaluate(model, text, rows=rows).bits_per_byte for rows in ROWS)
-    spread = by_rows[-1] - by_rows[0]
-    copied = abs(evaluate(Bigram(train, CONFIG), text).bits_per_byte - rungs[2].bits_per_byte)
-    lab.note(f"rows at a time {', '.join(map(str, ROWS))}: the numbers differ by {spread:.1e}")
-    lab.note(f"the 2-gram scored as a model: differs from its rung by {copied:.1e}")
+
+def measured(lab: Lab, folder: Path, corpus: Corpus, language_model: LanguageModel) -> None:
+    model, text = language_model.transformer, corpus.validation
+    ours, rungs = evaluate(model, text), ladder(corpus.train, text)
+    size, ends, full = text.bytes, text.boundaries, ours.bits_per_byte
+    headers = ["predictor", "bits per byte", "without ends", "bits per end"]
+    lab.table(headers, [*(rung(r.name, r) for r in rungs), rung("Transformer, 0.13M", ours)])
+
+    tallies = {stride: tallied(model, text, stride) for stride in STRIDES}
+    free, below = ours.bits_per_byte_without_boundaries, full * size / ours.tokens
+    each = (tallies[64].byte_bits_C + tallies[64].end_bits_C) / tallies[64].bytes_C
+    sums = {
+        "all bits / raw bytes: the definition": ("model", full),
+        "all bits / (bytes + ends): the end counts below the line": ("below", below),
+        "bits of bytes / raw bytes: the end is free": ("free", free),
+        "nats per token: the loss that training shows": ("nats", below * math.log(2)),
+        "mean of the documents' own numbers": ("mean", float(each.mean())),
+    }
+    headers = ["one model, one text", "number"]
+    lab.table(headers, [[words, lab.value(name, number, 0.06)] for words, (name, number) in sums.items()])
+
+    rows, apart = [], {}
+    for stride, name in STRIDES.items():
+        result = tallies[stride].evaluation(model, name, stride)
+        apart[stride] = found = tallies[stride].difference(tallies[64])
+        read = int(rows_to_score(text, "cross", 64, stride).lengths.sum()) / ours.tokens
+        bits = lab.value(f"bits_{stride}", result.bits_per_byte, tolerance=0.06)
+        error = lab.value(f"error_{stride}", result.standard_error or 0.0, tolerance=0.005)
+        lab.value(f"gain_{stride}", -found.difference, tolerance=0.04)
+        paired = lab.value(f"paired_{stride}", found.standard_error or 0.0, tolerance=0.003)
+        rows.append([name, bits, error, found.difference, paired, f"{read:.1f} x"])
+        lab.check(f"{name}: every byte, every end once", (result.bytes, result.boundaries) == (size, ends))
+    lab.table(["protocol", "bits per byte", "± error", "minus disjoint", "± paired", "tokens read"], rows)
+
+    cheat = Peek(CONFIG).to(lab.device)
+    cheat.load_state_dict(model.state_dict())
+    limit, few = (500, 100) if lab.quick else (10_000, 500)
+    honest, caught = (refereed(m, text, n, folder / "code") for m, n in ((model, limit), (cheat, few)))
+    headers = ["the referee", "reported bytes", "code", "file", "tokens back"]
+    lab.table(headers, [["Transformer, 0.13M", *honest], ["the same, peeking", *caught]])
 
     for r in rungs:
         name = r.name.partition(" ")[0].replace("-", "_")
         lab.value(name, r.bits_per_byte, tolerance=0.0 if r.bits_per_boundary is not None else 0.02)
-    measured = {"model": full, "below": below, "free": free, "nats": below * math.log(2), "mean": mean}
-    measured |= {"by_document": by_document, **{f"window_{w}": number for w, number in windows.items()}}
-    measured["apart"] = abs((best := min(r.bits_per_byte for r in rungs if "gram" in r.name)) - full)
-    for name, number in measured.items():
-        lab.value(name, number, tolerance=0.06)
+    keys = ("reported", "code", "file", "cheat", "cheat_code")
+    for name, number in zip(keys, (*honest[:3], *caught[:2]), strict=True):
+        lab.value(name, number, tolerance=20 if "cheat" in name else 80)
+    gap, best = honest[1] - honest[0], min(r.bits_per_byte for r in rungs if "gram" in r.name)
+    lab.value("gap", gap, tolerance=2.0)
     lab.otherwise(
-        "The sums differ as much as the predictors do. Counting ends below the line takes "
-        f"{full - below:.3f} off, giving them away {full - free:.3f}, and nobody learned anything; averaging "
-        f"documents adds {mean - by_document:.3f}, since short ones are dear; the same weights in windows of "
-        f"16 lose {windows[16] - full:.3f}. Between the model and the best table lie {abs(best - full):.3f}. "
+        f"Windows that overlap by half change the number by {apart[32].difference:+.3f}, {apart[32].z:+.0f} "
+        f"standard errors, and no weight has changed; {abs(best - full):.3f} lie between the model and the "
+        f"best table. Reading four times as much again: {apart[8].difference - apart[32].difference:+.3f}. "
         f"And bzip2 reaches {rungs[-2].bits_per_byte:.3f}: the ladder is no formality."
     )
     lab.costs(
-        "One forward pass over the text and a sum in float64. A mistake here reaches every comparison ever "
-        "made. A number means something only with its split, protocol, window, policy and precision, so an "
-        "Evaluation carries them all."
+        "A forward pass over the text, eight of them at stride 8; one per token for the coder. A "
+        "mistake here reaches every comparison ever made, so an Evaluation carries split, protocol, window, "
+        "stride, policy and precision, and its standard error."
     )
     lab.proves(
-        "that the number depends on no batch, adds up over documents, and is the table's own where a model "
-        "copies a table: they stand on one ladder.",
-        does_not_prove="that a coder can really write so few bytes (an arithmetic coder has to show it), "
-        "that a difference is more than one seed's luck, or that fewer bits make better samples.",
+        f"that the reported bits are real: the code is {gap:+.1f} bytes off, and the text came back. A model "
+        "that looks ahead reports next to nothing and is found out, for a decoder cannot look ahead.",
+        does_not_prove="that a difference is more than one seed's luck (the error is that of the text, not "
+        "of the training), or that fewer bits make better samples.",
     )
     uniform = math.log2(257) * (size + ends) / size
+    by_rows = [evaluate(model, text, rows=rows).bits_per_byte for rows in (7, 256)]
     lab.check("uniform pays log2(257) per byte and per end", abs(rungs[0].bits_per_byte - uniform) < 1e-9)
-    lab.check("rows at a time do not change the number", spread < 1e-6)
-    whole = score(model, text, policy="reset").bits_per_byte
-    lab.check("documents one by one give the bits of the whole", abs(by_document - whole) < 1e-6)
-    lab.check("a model that copies a table gets the table's number", copied < 1e-9)
-    lab.check("every byte and every end is scored once", (ours.bytes, ours.boundaries) == (size, ends))
+    lab.check("rows at a time do not change the number", max(abs(one - full) for one in by_rows) < 1e-6)
+    lab.check("the code takes what was reported", abs(gap) <= 2 + honest[0] / 10_000)
+    lab.check("the decoder restores every token", (honest[3], caught[3]) == (limit, few))
+    lab.check("who peeks is found out", caught[1] > 4 * caught[0])
     lab.check("the model beats the uniform guess", full < uniform - 1)
-    lab.check("the number depends on the window", windows[8] > windows[64])
+    lab.check("more context costs fewer bits", lab.quick or apart[32].better == "model")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import shutil
 from collections.abc import Callable
@@ -22,9 +23,15 @@ def corpus_for(
     """Open the corpus folder `data`, or build one from the source `data` under corpora/.
 
     Building is repeated each time (it is fast, and texts change); the same texts give the same corpus,
-    which keeps its place, and other texts get a place of their own, so no run loses its corpus.
+    which keeps its place, and other texts get a place of their own, so no run loses its corpus. Options
+    other than the default are refused with a corpus: it was built with its own.
     """
     if (Path(data) / MANIFEST).is_file():
+        if asked := changed(config):
+            raise CorpusError(
+                f"{data}: is a corpus, built with its own options; leave out {', '.join(asked)}, or name a "
+                "source of text"
+            )
         return open_corpus(data)
     if (Path(data) / "run.json").is_file():
         raise CorpusError(
@@ -45,6 +52,13 @@ def corpus_for(
         raise CorpusError(f"{place}: exists and is another corpus; remove it, or name it as DATA")
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def changed(config: CorpusConfig) -> list[str]:
+    """The flags of the options that are not the default's."""
+    fields = dataclasses.fields(config)
+    names = [field.name for field in fields if getattr(config, field.name) != field.default]
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 def corpus_name(data: str) -> str:

@@ -12,7 +12,7 @@ from tinylm.config import GenerateConfig, ModelConfig
 from tinylm.corpus import Corpus, Split
 from tinylm.devices import choose_device
 from tinylm.errors import RequestError
-from tinylm.evaluate import Evaluation, evaluate
+from tinylm.evaluate import Comparison, Evaluation, EvaluationProtocol, compare, evaluate
 from tinylm.events import Event
 from tinylm.generate import generate
 from tinylm.model import Transformer
@@ -42,10 +42,29 @@ class LanguageModel:
             raise RequestError(f"generate: {error}; options are those of GenerateConfig") from None
         return generate(self.transformer, prompt, config)
 
-    def evaluate(self, data: Corpus | Split, **options: Any) -> Evaluation:
-        """Bits per byte of a corpus' held-out text, or of a split, by the disjoint protocol."""
-        split = data.validation if isinstance(data, Corpus) else data
-        return evaluate(self.transformer, split, **options)
+    def evaluate(
+        self,
+        data: Corpus | Split,
+        *,
+        protocol: EvaluationProtocol = "disjoint",
+        stride: int | None = None,
+        **options: Any,
+    ) -> Evaluation:
+        """Bits per byte of a corpus' held-out text, or of a split.
+
+        `protocol` is disjoint or strided (`stride`: default half the window); other options: rows, limit,
+        progress. See tinylm.evaluate.score.
+        """
+        return evaluate(self.transformer, held_out(data), protocol=protocol, stride=stride, **options)
+
+    def compare(self, against: LanguageModel, data: Corpus | Split, **options: Any) -> Comparison:
+        """The paired difference to another model on the same targets; options as for evaluate."""
+        return compare(self.transformer, against.transformer, held_out(data), **options)
+
+
+def held_out(data: Corpus | Split) -> Split:
+    """What is measured: a corpus' validation split, or the split itself."""
+    return data.validation if isinstance(data, Corpus) else data
 
 
 def load(path: str | os.PathLike[str], device: str = "auto") -> LanguageModel:

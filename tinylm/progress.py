@@ -13,7 +13,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tinylm.baselines import Baseline
-from tinylm.evaluate import Evaluation
+from tinylm.coder import CodedFile
+from tinylm.evaluate import Comparison, Difference, Evaluation
 from tinylm.reports import Report
 
 
@@ -154,27 +155,146 @@ class BuildProgress:
         self.progress.stop()
 
 
+class CountProgress:
+    """Shows how much of something long is done, with its speed and the time left.
+
+    `unit` is what is counted, in the plural. Called with what is done and with the total.
+    """
+
+    def __init__(self, label: str, unit: str) -> None:
+        self.console, self.unit = console(), unit
+        self.progress = Progress(
+            TextColumn(label),
+            BarColumn(bar_width=20),
+            TextColumn("{task.percentage:3.0f} %"),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.progress.add_task(label, total=None, facts="")
+
+    def __call__(self, done: int, total: int) -> None:
+        elapsed = self.progress.tasks[0].elapsed or 0.0
+        facts = f"{done / elapsed:,.0f} {self.unit}/s" if elapsed > 0.2 else ""
+        self.progress.update(self.task, completed=done, total=total, facts=facts)
+
+    def __enter__(self) -> CountProgress:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+
 def visible(text: str) -> str:
     """Text on one line: line ends and control characters as escapes, everything else as it is."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def evaluation_table(evaluation: Evaluation) -> Table:
-    """The three numbers of an evaluation, and what they are numbers of."""
+    """The three numbers of an evaluation with their standard error, and what they are numbers of."""
     table = Table(
         title=f"{evaluation.split}: {evaluation.bytes:,} bytes, {evaluation.boundaries:,} document ends"
     )
     table.add_column("measure")
     table.add_column("value", justify="right")
-    table.add_row("bits per byte", f"{evaluation.bits_per_byte:.4f}")
-    table.add_row("  without boundaries", f"{evaluation.bits_per_byte_without_boundaries:.4f}")
-    boundary = evaluation.bits_per_boundary
-    table.add_row("bits per boundary", "n/a" if boundary is None else f"{boundary:.2f}")
+    for name, value in measures(evaluation):
+        table.add_row(name, value)
+    table.add_row("standard error", error_words(evaluation.standard_error))
     table.caption = (
-        f"{evaluation.protocol}, window {evaluation.window}, policy {evaluation.policy}, "
-        f"{evaluation.precision} on {evaluation.device}, split {evaluation.split_digest[:12]}"
+        f"{protocol_words(evaluation)}, {evaluation.precision} on {evaluation.device}, "
+        f"standard error over {cluster_words(evaluation)}, split {evaluation.split_digest[:12]}"
     )
     return table
+
+
+def comparison_tables(compared: Comparison, names: tuple[str, str]) -> list[Table]:
+    """Two models on the same targets: their numbers, then the paired difference and what follows from it."""
+    ours, other, found = compared.model, compared.against, compared.difference
+    both = Table(title=f"{ours.split}: {ours.bytes:,} bytes, {ours.boundaries:,} document ends")
+    for name in ("measure", "this model", "against"):
+        both.add_column(name, justify="left" if name == "measure" else "right")
+    for (name, value), (_, its) in zip(measures(ours), measures(other), strict=True):
+        both.add_row(name, value, its)
+    both.add_row("standard error", error_words(ours.standard_error), error_words(other.standard_error))
+    both.caption = (
+        f"this model: {names[0]}, {protocol_words(ours)}\nagainst: {names[1]}, {protocol_words(other)}\n"
+        f"{ours.precision} and {other.precision} on {ours.device}, split {ours.split_digest[:12]}"
+    )
+    table = Table(title="this model minus the other")
+    table.add_column("measure")
+    table.add_column("bits per byte", justify="right")
+    table.add_row("difference", f"{found.difference:+.4f}")
+    table.add_row("standard error", error_words(found.standard_error))
+    if found.interval is not None:
+        table.add_row("95 % interval", f"{found.interval[0]:+.4f} to {found.interval[1]:+.4f}")
+    if found.z is not None:
+        table.add_row("difference / error", f"{found.z:+.1f}")
+    table.caption = f"paired over {cluster_words(found)}: {verdict(found)}"
+    return [both, table]
+
+
+def coding_table(evaluation: Evaluation, coded: CodedFile) -> Table:
+    """Bits that were reported, and the bytes that the coder really needed for them."""
+    reported = evaluation.bits_per_byte * evaluation.bytes
+    table = Table(
+        title=f"{evaluation.split}: {evaluation.bytes:,} bytes, {evaluation.boundaries:,} document ends"
+    )
+    for name in ("measure", "bits", "bytes", "bits per byte"):
+        table.add_column(name, justify="left" if name == "measure" else "right")
+    for name, bits in (
+        ("reported by evaluate", reported),
+        ("-log2 p along the coder's path", coded.bits),
+        ("the code in the file", 8.0 * coded.payload_bytes),
+        ("the file, its header too", 8.0 * coded.file_bytes),
+    ):
+        table.add_row(name, f"{bits:,.1f}", f"{bits / 8:,.1f}", f"{bits / evaluation.bytes:.4f}")
+    table.caption = (
+        f"{coded.path}: the code takes {coded.payload_bytes - reported / 8:+,.1f} bytes more than reported\n"
+        f"{protocol_words(evaluation)}, {evaluation.precision} on {evaluation.device}, "
+        f"split {evaluation.split_digest[:12]}"
+    )
+    return table
+
+
+def verdict(found: Difference) -> str:
+    """What a paired difference allows to say."""
+    if found.interval is None:
+        return "too few to tell the models apart"
+    if found.better is None:
+        return "not distinguishable on this text: the 95 % interval holds 0"
+    better = {"model": "this model", "against": "the other model"}[found.better]
+    return f"{better} is better, by {abs(found.difference):.4f} bits per byte"
+
+
+def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """The three numbers, with their names."""
+    boundary = evaluation.bits_per_boundary
+    return [
+        ("bits per byte", f"{evaluation.bits_per_byte:.4f}"),
+        ("  without boundaries", f"{evaluation.bits_per_byte_without_boundaries:.4f}"),
+        ("bits per boundary", "n/a" if boundary is None else f"{boundary:.2f}"),
+    ]
+
+
+def protocol_words(evaluation: Evaluation) -> str:
+    """Protocol, window, stride and policy of an evaluation."""
+    stride = f", stride {evaluation.stride}" if evaluation.stride != evaluation.window else ""
+    return f"{evaluation.protocol}, window {evaluation.window}{stride}, policy {evaluation.policy}"
+
+
+def cluster_words(found: Evaluation | Difference) -> str:
+    """Over how many documents or blocks a standard error is."""
+    kind = found.clusters if found.cluster_count != 1 else found.clusters.replace("s", "", 1)
+    return f"{found.cluster_count:,} {kind}"
+
+
+def error_words(error: float | None) -> str:
+    """A standard error, or that there is none."""
+    return "n/a" if error is None else f"{error:.4f}"
 
 
 def ladder_table(baselines: Sequence[Baseline], model: Evaluation | None) -> Table:

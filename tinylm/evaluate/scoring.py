@@ -1,15 +1,11 @@
-"""Bits per byte of a model on held-out text: what is scored, from what context, and how it adds up.
-
-Bits per byte = (bits of byte targets + bits of true-end boundary targets) / raw bytes. The boundary is
-charged above the line and never counted below it.
-"""
+"""What is scored and from what context: rows by a protocol, and the bits of every target of a split."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -19,7 +15,7 @@ from torch import Tensor, nn
 
 from tinylm.batches import IGNORED, gather
 from tinylm.config import ModelConfig
-from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
+from tinylm.contract import VOCABULARY_SIZE
 from tinylm.corpus import Split
 from tinylm.errors import RequestError, TinylmError
 from tinylm.shapes import check_shape
@@ -130,12 +126,13 @@ def score(
     `progress` is told the targets done and in all. Groups come in no order to rely on. Raises
     RequestError with all problems of the options, and TinylmError where a target gets no finite bits.
     """
-    _check(protocol, stride, model.config.window, rows=rows, limit=limit)
-    chosen, _ = _plan(model, split, protocol, stride, limit)
-    return _score(model, split, chosen, rows, progress)
+    check_options(model, protocol, stride, rows=rows, limit=limit)
+    return score_plan(model, split, Plan.of(model, split, protocol, stride, limit), rows, progress)
 
 
-def _check(protocol: str, stride: int | None, window: int, **counts: int | None) -> None:
+def check_options(
+    model: Scorer, protocol: str, stride: int | None, who: str = "", **counts: int | None
+) -> None:
     """Raise RequestError with everything that is wrong with the options."""
     problems = [
         f"{name} is {value!r}, expected an integer of at least 1"
@@ -145,34 +142,65 @@ def _check(protocol: str, stride: int | None, window: int, **counts: int | None)
     if protocol not in PROTOCOLS:
         problems.append(f"protocol is {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
     if stride is not None:
+        window = model.config.window
         if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= window:
-            problems.append(f"stride is {stride!r}, expected an integer from 1 to the window of {window}")
+            where = f"the window of {window}{who}"
+            problems.append(f"stride is {stride!r}, expected an integer from 1 to {where}")
         if protocol == "disjoint":
             problems.append("stride goes with protocol strided; the windows of disjoint follow each other")
     if problems:
         raise RequestError("; ".join(problems))
 
 
-def _plan(
-    model: Scorer, split: Split, protocol: str, stride: int | None, limit: int | None
-) -> tuple[Rows, str]:
-    """The rows to score, and the protocol in words: which rows of how many."""
+@dataclass(frozen=True)
+class Plan:
+    """What is scored: rows, of their targets those that `wanted` (bool [N], over the stream) names, in
+    words, and with which stride."""
+
+    rows: Rows
+    wanted: npt.NDArray[np.bool_] | None
+    targets: int
+    protocol: str
+    stride: int
+
+    @classmethod
+    def of(cls, model: Scorer, split: Split, protocol: str, stride: int | None, limit: int | None) -> Plan:
+        every, stride = _every_row(model, split, protocol, stride)
+        rows = every[_spread(every.scored, limit)]
+        if len(rows) < len(every):
+            protocol = f"{protocol}, {len(rows):,} of {len(every):,} rows"
+        return cls(rows, None, int(rows.scored.sum()), protocol, stride)
+
+    def for_another(self, model: Scorer, split: Split, protocol: str, stride: int | None) -> Plan:
+        """The plan by which another model, of another window or policy perhaps, scores the same targets."""
+        every, stride = _every_row(model, split, protocol, stride)
+        if self.targets == len(split.stream) - 1:
+            return Plan(every, None, self.targets, protocol, stride)
+        edges = np.zeros(len(split.stream) + 1, dtype=np.int64)
+        np.add.at(edges, self.rows.starts + self.rows.skips + 1, 1)
+        np.add.at(edges, self.rows.starts + self.rows.lengths + 1, -1)
+        wanted = np.cumsum(edges)[:-1] > 0
+        before = np.append(0, np.cumsum(wanted))
+        inside = before[every.starts + every.lengths + 1] > before[every.starts + every.skips + 1]
+        rows = every[np.flatnonzero(inside)]
+        said = f"{protocol}, {len(rows):,} of {len(every):,} rows"
+        return Plan(rows, wanted, self.targets, said, stride)
+
+
+def _every_row(model: Scorer, split: Split, protocol: str, stride: int | None) -> tuple[Rows, int]:
     window = model.config.window
-    every = rows_to_score(split, model.config.policy, window, resolve_stride(protocol, stride, window))
-    chosen = every[_spread(every.scored, limit)]
-    if len(chosen) == len(every):
-        return chosen, protocol
-    return chosen, f"{protocol}, {len(chosen):,} of {len(every):,} rows"
+    stride = resolve_stride(protocol, stride, window)
+    return rows_to_score(split, model.config.policy, window, stride), stride
 
 
-def _score(
-    model: Scorer, split: Split, chosen: Rows, rows: int, progress: Progress | None
+def score_plan(
+    model: Scorer, split: Split, plan: Plan, rows: int, progress: Progress | None
 ) -> Iterator[Scored]:
-    done, total = 0, int(chosen.scored.sum())
+    done = 0
     # Rows of like length go through together, so that little is padded and few targets are for context.
-    order = np.lexsort((chosen.skips, -chosen.lengths))
+    order = np.lexsort((plan.rows.skips, -plan.rows.lengths))
     for start in range(0, len(order), rows):
-        batch = chosen[order[start : start + rows]]
+        batch = plan.rows[order[start : start + rows]]
         padded, first = int(batch.lengths.max()), int(batch.skips.min())
         inputs_BT, targets_BT = gather(split.stream, batch.starts, batch.lengths, padded)
         with _evaluating(model):
@@ -181,87 +209,16 @@ def _score(
         within_T = np.arange(first, padded)
         scored_BT = (within_T >= batch.skips[:, None]) & (within_T < batch.lengths[:, None])
         positions_BT = batch.starts[:, None] + within_T + 1
+        if plan.wanted is not None:
+            scored_BT &= plan.wanted[np.minimum(positions_BT, len(plan.wanted) - 1)]
         contexts_BT = np.broadcast_to(within_T + 1, scored_BT.shape)
         found = Scored(positions_BT[scored_BT], contexts_BT[scored_BT], bits_BT[scored_BT], precision)
         if not np.isfinite(found.bits).all():
             raise TinylmError(_not_finite(found, split))
         done += len(found.bits)
         if progress is not None:
-            progress(done, total)
+            progress(done, plan.targets)
         yield found
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Three numbers, and everything that must be equal before two of them may be compared.
-
-    `bytes` and `boundaries` count scored targets, `tokens` both. `bits_per_boundary` is None where no
-    document ends. `protocol` says which context a target is scored from, and whether all rows were.
-    """
-
-    bits_per_byte: float
-    bits_per_byte_without_boundaries: float
-    bits_per_boundary: float | None
-    bytes: int
-    boundaries: int
-    tokens: int
-    protocol: str
-    window: int
-    stride: int
-    policy: str
-    split: str
-    split_digest: str
-    precision: str
-    device: str
-
-    def to_dict(self) -> dict[str, object]:
-        """The fields, for JSON."""
-        return asdict(self)
-
-
-def evaluate(
-    model: Scorer,
-    split: Split,
-    *,
-    protocol: EvaluationProtocol = "disjoint",
-    stride: int | None = None,
-    rows: int = 32,
-    limit: int | None = None,
-    progress: Progress | None = None,
-) -> Evaluation:
-    """Bits per byte of a split; the options are those of `score`, and `rows` does not change the result.
-
-    Raises RequestError where there is nothing to score.
-    """
-    _check(protocol, stride, model.config.window, rows=rows, limit=limit)
-    chosen, described = _plan(model, split, protocol, stride, limit)
-    of_bytes = of_ends = 0.0
-    size, ends, precision = 0, 0, ""
-    for scored in _score(model, split, chosen, rows, progress):
-        is_end = split.stream[scored.positions] == DOC_BOUNDARY
-        of_bytes += float(scored.bits[~is_end].sum())
-        of_ends += float(scored.bits[is_end].sum())
-        ends += int(is_end.sum())
-        size += int((~is_end).sum())
-        precision = scored.precision
-    if not size:
-        raise RequestError(f"{split.name}: no byte is scored, and bits per byte need at least one")
-    return Evaluation(
-        bits_per_byte=(of_bytes + of_ends) / size,
-        bits_per_byte_without_boundaries=of_bytes / size,
-        bits_per_boundary=of_ends / ends if ends else None,
-        bytes=size,
-        boundaries=ends,
-        tokens=size + ends,
-        protocol=described,
-        window=model.config.window,
-        stride=resolve_stride(protocol, stride, model.config.window),
-        policy=model.config.policy,
-        split=split.name,
-        split_digest=split.digest,
-        precision=precision,
-        device=str(model.device),
-    )
 
 
 def _spread(lengths: Int64Array, limit: int | None) -> Int64Array:
