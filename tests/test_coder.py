@@ -36,8 +36,7 @@ from tinylm.config import ModelConfig, Policy
 from tinylm.corpus import Split
 from tinylm.devices import cpu_threads
 from tinylm.errors import CoderError, ContractError, RequestError, TinylmError
-from tinylm.evaluate import evaluate
-from tinylm.evaluate.scoring import rows_to_score
+from tinylm.evaluate import evaluate, rows_to_score
 from tinylm.model import Transformer
 
 ROOT = Path(__file__).resolve().parents[1]
