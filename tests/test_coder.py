@@ -337,7 +337,7 @@ class Cheats(InAFolder):
         self.assertGreater(coded.payload_bytes, 4 * split.bytes)
 
     def test_attention_without_its_causal_mask_disagrees(self) -> None:
-        def open_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
+        def open_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, *seen: object) -> Tensor:
             return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK)
 
         model = randomized(dataclasses.replace(SMALL, window=64))
