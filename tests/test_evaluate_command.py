@@ -82,6 +82,16 @@ class Measuring(EvaluateCase):
         self.assertEqual(found["split_digest"], self.validation.digest)
         self.assertIn("leave out --field", self.refused(*self.before, "--field", "body"))
 
+    def test_pictures_are_drawn_from_the_same_scores(self) -> None:
+        how = ("--protocol", "strided", "--stride", "4", "--limit", "200", "--pictures", "seen/here")
+        found = self.run_json(*self.before, *how)
+        self.assertEqual(
+            [Path(p).name for p in found["pictures"]], ["position.svg", "classes.svg", "text.html"]
+        )
+        for path in found["pictures"]:
+            self.assertGreater(Path(path).stat().st_size, 500)
+        self.assertIn("drawn: seen/here/text.html", self.printed(*self.before, *how))
+
 
 class Coding(EvaluateCase):
     def test_a_coded_file_has_the_reported_size_and_is_restored(self) -> None:
@@ -168,7 +178,7 @@ class Refusals(EvaluateCase):
                 ): "--against, --protocol strided",
                 ("--decode", "c", "--pictures", "p"): "--decode follow the disjoint protocol",
                 ("--code", "there"): "code there: exists already",
-                ("--pictures", "there"): "pictures there: exists already",
+                ("--pictures", "there"): "pictures there: is a file",
                 ("--code", "no/c"): "its folder does not exist",
             }
             for words, part in cases.items():

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tinylm.language_model import LanguageModel
 
 
+HOW = ("protocol", "stride", "rows", "limit")
+"""The options that say how targets are scored."""
+
+
 def evaluate(given: Arguments) -> int:
     from tinylm.language_model import load
     from tinylm.progress import console
@@ -58,12 +62,14 @@ def refuse_before_work(config: options.EvaluateConfig, data: str | None) -> None
         )
     if data is None and config.field is not None:
         problems.append("field is an option of DATA, which is missing")
-    for name in ("code", "restore", "pictures"):
+    for name in ("code", "restore"):
         place = getattr(config, name)
         if place is not None and Path(place).exists():
             problems.append(f"{name} {place}: exists already; choose another place, or remove it first")
-        elif place is not None and name != "pictures" and not Path(place).parent.is_dir():
+        elif place is not None and not Path(place).parent.is_dir():
             problems.append(f"{name} {place}: its folder does not exist; make it first")
+    if config.pictures is not None and Path(config.pictures).is_file():
+        problems.append(f"pictures {config.pictures}: is a file; choose a folder")
     if problems:
         raise ConfigError("; ".join(problems))
 
@@ -89,7 +95,7 @@ def measure(
     from tinylm.baselines import ladder
     from tinylm.progress import CountProgress, comparison_tables, evaluation_table, ladder_table
 
-    how: dict[str, Any] = {name: getattr(config, name) for name in ("protocol", "stride", "rows", "limit")}
+    how: dict[str, Any] = {name: getattr(config, name) for name in HOW}
     result: dict[str, Any]
     with CountProgress("scoring", "tokens") as progress:
         if against is None:
@@ -107,7 +113,26 @@ def measure(
     result["ladder"] = [rung.to_dict() for rung in rungs]
     if rungs:
         shown.append(ladder_table(rungs, evaluation))
+    if config.pictures is not None:
+        result["pictures"] = draw(model, corpus.validation, config, shown)
     return result
+
+
+def draw(
+    model: LanguageModel, split: Split, config: options.EvaluateConfig, shown: list[RenderableType]
+) -> list[str]:
+    """Score once more, for pictures of where the bits go; a picture holds no more than sums of them."""
+    from tinylm.bit_pictures import draw_pictures
+    from tinylm.evaluate import score
+    from tinylm.progress import CountProgress
+
+    assert config.pictures is not None
+    how: dict[str, Any] = {name: getattr(config, name) for name in HOW}
+    with CountProgress("drawing", "tokens") as progress:
+        scores = score(model.transformer, split, progress=progress, **how)
+        paths = draw_pictures(model.transformer, split, config.pictures, scores, shown.append)
+    shown.extend(f"drawn: {path.as_posix()}" for path in paths)
+    return [path.as_posix() for path in paths]
 
 
 def code(
