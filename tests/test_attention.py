@@ -144,18 +144,20 @@ class TestForms(Case):
         self.assertEqual(seen_within(segments_BT, compiled=True).dtype, torch.bool)
 
     def test_segments_that_do_not_count_pieces_are_refused(self):
+        model = Transformer(SMALL)
+        ids = torch.zeros(2, 3, dtype=torch.int64)
         for row in ([0, 1, 0], [1, 1, 1], [0, 2, 2], [0, -1, 0], [-1, 0, 0], [-2, -2, -2]):
             with self.assertRaisesRegex(ShapeError, "segments: expected 0, 1"):
-                seen_within(torch.tensor([[0, 0, 0], row]))
+                model(ids, segments=torch.tensor([[0, 0, 0], row]))
         for row in ([0, 0, 0], [0, 1, 2], [0, -1, -1], [-1, -1, -1]):
-            seen_within(torch.tensor([row]))
+            model(ids, segments=torch.tensor([[0, 0, 0], row]))
 
     def test_a_compiled_loss_has_one_graph_for_all_batches(self):
         from torch._dynamo.testing import CompileCounter
 
         model = awake(dataclasses.replace(SMALL, layers=1))
         batches = [packed([b"a" * size, b"b" * 9], 64) for size in (5, 20, 33)]
-        for form in (dense_mask, flex_mask):
+        for form in (dense_mask, flex_mask, torch.clone):  # the last: segments, masked inside the graph
             counter = CompileCounter()
             compiled = torch.compile(mean_loss, dynamic=False, fullgraph=True, backend=counter)
             for inputs, targets, segments in batches:

@@ -71,11 +71,10 @@ def seen_within(
 ) -> Tensor | Blocks | BlockMask:
     """What each position of packed rows sees, in the form that is fastest where the segments lie.
 
-    `segments_BT`: integers [B, T], along a row 0, 1, ... for its pieces side by side, then -1 where it is
-    padded. `compiled`: whether the model that takes it is; blocks have other shapes in each batch.
-    Raises ShapeError for segments that are not such numbers.
+    `segments_BT`: integers [B, T] that pass `check_segments`, as those of a batch do; it is not called
+    here, because a GPU would have to be waited for. `compiled`: whether the model that takes it is; blocks
+    have other shapes in each batch.
     """
-    check_segments(segments_BT)
     kind = segments_BT.device.type
     if kind == "cpu" and not compiled:
         return blocks(segments_BT)
@@ -86,7 +85,7 @@ def seen_within(
 
 
 def check_segments(segments_BT: Tensor) -> None:
-    """Raise ShapeError unless each row counts its pieces from 0 on and ends in padding, if in anything."""
+    """Raise ShapeError unless each row says 0, 1, ... for its pieces side by side, then -1 where padded."""
     check_shape(segments_BT, "B T", name="segments", kind="integer")
     before, after = segments_BT[:, :-1], segments_BT[:, 1:]
     goes_on = (before >= 0) & ((after == before) | (after == before + 1))

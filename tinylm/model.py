@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.attention import Seen, attend, dense_mask, seen_within
+from tinylm.attention import Seen, attend, check_segments, dense_mask, seen_within
 from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import ContractError, ShapeError
@@ -214,6 +214,7 @@ class Transformer(nn.Module):
             return dense_mask(segments)
         B, T = ids_BT.shape
         check_shape(segments, "B T", name="segments", kind="integer", B=B, T=T)
+        check_segments(segments)
         return seen_within(segments.to(ids_BT.device), dtype=self.model.embed_tokens.weight.dtype)
 
     def load_state(self, tensors: dict[str, Tensor], where: str) -> None:
