@@ -119,8 +119,7 @@ def experiment(lab: Lab) -> None:
     bits, impossible = held_out(model, text)
     rows: list[list[object]] = []
     for name, config in SETTINGS.items():
-        p_V = distribution(logits_V, config)
-        p_V = p_V[p_V > 0]
+        p_V = (given_V := distribution(logits_V, config))[given_V > 0]
         entropy = abs(float((p_V * np.log2(p_V)).sum()))
         rows.append([name, len(p_V), float(p_V.max()), entropy, bits[name], f"{impossible[name]:.1f}%"])
     lab.note(f"after {CONTEXT!r}; then, for the last two columns, after every byte of the held-out names")
@@ -130,8 +129,8 @@ def experiment(lab: Lab) -> None:
     table: list[list[object]] = []
     for name, draws in (*((name, DRAWS) for name in SAMPLERS), ("temperature 0.9", MANY)):
         setting, sampler = SAMPLERS[name]
-        given_V, wanted_V = sampler(logits_V), distribution(logits_V, SETTINGS[setting])
-        count_V = np.bincount([draw(given_V, u) for u in numbers[:draws]], minlength=len(given_V))
+        drawn_V, wanted_V = sampler(logits_V), distribution(logits_V, SETTINGS[setting])
+        count_V = np.bincount([draw(drawn_V, u) for u in numbers[:draws]], minlength=len(drawn_V))
         statistic, freedom, chance = chi_square(count_V, wanted_V)
         lab.value(f"statistic_{len(chances)}", statistic, tolerance=0.1)
         chances[name, draws] = chance
