@@ -16,7 +16,7 @@ from tinylm import checkpoint
 from tinylm.contract import DOC_BOUNDARY
 from tinylm.interop import gguf, huggingface
 from tinylm.interop.by_hand import ByHand
-from tinylm.interop.llama_cpp import INSTALL, LlamaCpp, LlamaCppMissing
+from tinylm.interop.llama_cpp import LlamaCpp, LlamaCppMissing
 from tinylm.interop.programs import Program, in_llama_cpp, in_numpy, in_tinylm, in_transformers
 from tinylm.model import Transformer
 from tinylm.tokenizer import debug_decode, encode
@@ -60,7 +60,7 @@ def open_llama_cpp(lab: Lab, stack: contextlib.ExitStack) -> LlamaCpp | None:
         importlib.import_module("gguf")
         return stack.enter_context(LlamaCpp())
     except (ImportError, LlamaCppMissing) as missing:
-        lab.note(f"llama.cpp: skipped ({missing}; needs pip install 'tinylm[gguf]', {INSTALL})")
+        lab.note(f"llama.cpp: skipped ({missing}; the page says what it needs)")
         return None
 
 
