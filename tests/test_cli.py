@@ -182,19 +182,21 @@ class TestHelp(Case):
     def test_help_of_every_command_names_every_option(self):
         code, out, _ = command("--help")
         self.assertEqual(code, 0)
+        self.assertIn("tinylm import", out)
         pairs = {
             "quickstart": config.QuickstartConfig,
             "corpus build": config.CorpusConfig,
             "train": config.TrainConfig,
             "evaluate": config.EvaluateConfig,
             "generate": config.GenerateConfig,
+            "export": config.ExportConfig,
         }
         for name, options in pairs.items():
             self.assertIn(name, out)
             code, text, _ = command(*name.split(), "--help")
             self.assertEqual(code, 0)
             for field in options.__dataclass_fields__:
-                if field not in ("model", "data"):
+                if field != "model" and (field != "data" or name == "export"):
                     self.assertIn(f"--{field.replace('_', '-')}", text)
 
     def test_help_does_not_import_torch(self):

@@ -10,6 +10,7 @@ from tinylm.config import (
     PRESETS,
     Checked,
     CorpusConfig,
+    ExportConfig,
     GenerateConfig,
     ModelConfig,
     TrainConfig,
@@ -34,7 +35,8 @@ TABLE = {
 
 
 def default(kind: type) -> object:
-    return TrainConfig(data="texts") if kind is TrainConfig else kind()
+    required = {TrainConfig: {"data": "texts"}, ExportConfig: {"to": "gguf"}}
+    return kind(**required.get(kind, {}))
 
 
 def one(config: object, **changes: object) -> list[str]:

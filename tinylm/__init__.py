@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tinylm.corpus import build_corpus as build_corpus
     from tinylm.corpus import open_corpus as open_corpus
     from tinylm.errors import TinylmError as TinylmError
+    from tinylm.interop import export as export
+    from tinylm.interop import import_model as import_model
     from tinylm.language_model import LanguageModel as LanguageModel
     from tinylm.language_model import load as load
     from tinylm.model import Transformer as Transformer
@@ -51,6 +53,8 @@ __all__ = [
     "decode_text",
     "encode",
     "encode_array",
+    "export",
+    "import_model",
     "load",
     "open_corpus",
     "resume",
@@ -68,6 +72,8 @@ _HOMES = {
     "build_corpus": "corpus",
     "open_corpus": "corpus",
     "TinylmError": "errors",
+    "export": "interop",
+    "import_model": "interop",
     "LanguageModel": "language_model",
     "load": "language_model",
     "Transformer": "model",

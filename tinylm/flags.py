@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tinylm import config as options
 
@@ -60,7 +60,9 @@ def described(kind: Any, default: object, help: str, metavar: str | None = None)
 
     choices = [part for part in get_args(kind) if part is not type(None)]
     if metavar is None and type(None) in get_args(kind):
-        metavar = choices[0].__name__.upper()
+        metavar = str(choices[0].__name__).upper()
+        if get_origin(choices[0]) is Literal:
+            metavar = f"{{{','.join(map(str, get_args(choices[0])))}}}"
     hint = "" if default in (None, ()) else None
     return tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint=hint)
 

@@ -14,7 +14,7 @@ def export(given: Arguments) -> int:
 
     from tinylm.interop import export as run
 
-    result = run(checkpoint, out, config)
+    result = run(checkpoint, config.to, out, kind=config.kind, data=config.data)
     for line in result.checks:
         print(f"check       {line}")
     if result.evaluation is not None:

@@ -7,7 +7,7 @@ with all of them at once.
 from tinylm.config.checked import Checked, Device, Nothing, option
 from tinylm.config.corpus import CorpusConfig
 from tinylm.config.evaluate import EvaluateConfig
-from tinylm.config.export import ExportConfig
+from tinylm.config.export import ExportConfig, Format, Kind
 from tinylm.config.generate import GenerateConfig
 from tinylm.config.model import PRESETS, ModelConfig, Policy, preset
 from tinylm.config.quickstart import QuickstartConfig
@@ -20,7 +20,9 @@ __all__ = [
     "Device",
     "EvaluateConfig",
     "ExportConfig",
+    "Format",
     "GenerateConfig",
+    "Kind",
     "ModelConfig",
     "Nothing",
     "Policy",

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from tinylm.config.checked import Checked, choices, is_text, option
+from tinylm.config.checked import Checked, choices, fine, is_text, option
 
 Format = Literal["huggingface", "gguf"]
 Kind = Literal["f32", "f16", "q8_0"]
@@ -28,10 +28,10 @@ class ExportConfig(Checked):
         found = choices(self, to=("huggingface", "gguf"))
         if self.kind is not None:
             found += choices(self, kind=("f32", "f16", "q8_0"))
-        if self.kind is not None and self.to == "huggingface":
+        if fine(found, "kind") and self.kind is not None and self.to == "huggingface":
             found.append(f"kind is {self.kind!r}, and only gguf has kinds; leave it out")
         if self.data is not None and not is_text(self.data):
             found.append(f"data is {self.data!r}, expected a corpus or a source of text")
-        if self.data is not None and self.to == "gguf":
+        if fine(found, "data") and self.data is not None and self.to == "gguf":
             found.append(f"data is {self.data!r}, and a gguf file has no model card; leave it out")
         return found

@@ -29,6 +29,8 @@ class Origin:
     """The evaluation that the run's metrics hold for this step."""
     measured: Evaluation | None = None
     """An evaluation made for the card."""
+    imported: bool = False
+    """Whether the weights were made elsewhere."""
 
 
 def origin_of(checkpoint: Checkpoint, measured: Evaluation | None = None) -> Origin:
@@ -37,11 +39,11 @@ def origin_of(checkpoint: Checkpoint, measured: Evaluation | None = None) -> Ori
     if manifest is None:
         lone = checkpoint.model_file.name != "model.safetensors"
         return Origin(checkpoint.model_file.stem if lone else folder.name, measured=measured)
-    config = manifest.get("config")
-    steps = config.get("steps") if isinstance(config, dict) else None
-    run, step = folder.parent, manifest["step"]
-    corpus = manifest.get("corpus")
-    return Origin(run.name, step, steps, corpus, recorded_at(run, step), measured)
+    run, step, config = folder.parent, manifest["step"], manifest.get("config")
+    if not isinstance(config, dict):
+        return Origin(run.name, measured=measured, imported=True)
+    recorded = recorded_at(run, step)
+    return Origin(run.name, step, config.get("steps"), manifest.get("corpus"), recorded, measured)
 
 
 def recorded_at(run: Path, step: int) -> dict[str, Any] | None:
@@ -67,7 +69,6 @@ def model_card(config: ModelConfig, origin: Origin) -> str:
         ("head", "the embedding (tied)" if config.tied else "a matrix of its own (untied)"),
         ("document policy", f"`{config.policy}`: {POLICY[config.policy]}"),
     ]
-    code = CODE.replace("MAX_NEW", str(min(200, config.window - 16)))
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -98,7 +99,7 @@ becomes 256; `<|doc|>`, typed, is seven bytes. There is no other special token.
 ## With transformers (4.57 or 5)
 
 ```python
-{code}```
+{CODE}```
 
 A prompt begins with the boundary, as every document did in training; generation ends with the next one.
 
@@ -134,7 +135,7 @@ folder = "."  # the folder of this file
 model = AutoModelForCausalLM.from_pretrained(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ids = torch.tensor([[256, *tokenizer("The ")["input_ids"]]])
-out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_NEW)
+out = model.generate(ids, attention_mask=torch.ones_like(ids))
 print(tokenizer.decode(out[0], skip_special_tokens=True))
 """
 
@@ -142,6 +143,8 @@ print(tokenizer.decode(out[0], skip_special_tokens=True))
 def predictions(origin: Origin) -> str:
     """Bits per byte with the protocol and the text that they belong to, or that nothing is known of them."""
     parts = []
+    if origin.imported:
+        parts.append("These weights were imported: what they were last trained on is not recorded.")
     if origin.step is not None:
         of = f" of {origin.steps:,}" if origin.steps is not None else ""
         parts.append(f"These are the weights after step {origin.step:,}{of}.")
@@ -159,7 +162,7 @@ def predictions(origin: Origin) -> str:
         parts.append(measures({**values, "protocol": f"{values['protocol']}, window {window}"}, said))
     if origin.recorded is None and origin.measured is None:
         parts.append(
-            "How well it predicts is not recorded: the checkpoint came without an evaluation of this step. "
+            "How well it predicts is not recorded: the checkpoint came without an evaluation of this step.\n"
             "`tinylm evaluate . DATA` measures it, and `tinylm export` writes it here with `--data DATA`."
         )
     return "\n\n".join(parts)

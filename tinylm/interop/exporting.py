@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinylm import checkpoint, files
-from tinylm.config import ExportConfig
+from tinylm.config import ExportConfig, Format, Kind
 from tinylm.data import corpus_for
 from tinylm.errors import ConfigError
 from tinylm.evaluate import Evaluation, evaluate
 from tinylm.interop.card import origin_of
 from tinylm.interop.shape import check_qwen3_shape
+
+PROGRAMS = {"huggingface": "transformers", "gguf": "llama.cpp"}
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,25 @@ class ExportResult:
     evaluation: Evaluation | None
 
 
-def export(checkpoint_path: str | Path, out: str | Path, config: ExportConfig) -> ExportResult:
-    """Write a CHECKPOINT in the format of `config.to` to `out`, a folder (huggingface) or file (gguf).
+def export(
+    path: str | Path, to: Format, out: str | Path, *, kind: Kind | None = None, data: str | None = None
+) -> ExportResult:
+    """Write a CHECKPOINT in another program's format to `out`: a folder (huggingface) or a file (gguf).
 
-    The other program loads and compares it before it takes its name; where that is not installed, the
-    checks say so. Raises ConfigError for an `out` that exists and for a model that has no place there,
+    `kind`: the numbers of a gguf file. `data`: also measure the model on this corpus, for the model card.
+    The other program loads and compares the export before it takes its name; where that is not installed,
+    the checks say so. Raises ConfigError for an `out` that exists and for a model that has no place there,
     CheckpointError where something does not verify; nothing is left behind then.
     """
-    config.check()
+    config = ExportConfig(to, kind, data).check()
     out = Path(out)
     if out.exists() or out.is_symlink():
         raise ConfigError(f"out is {out}, which exists; choose another place, or remove it first")
-    found = checkpoint.find(checkpoint_path)
+    found = checkpoint.find(path)
     for problem in found.skipped:
         warnings.warn(f"using {found.folder}, because {problem}", stacklevel=2)
     model = checkpoint.load_model(found.model_file).requires_grad_(False)
-    check_qwen3_shape(model.config, "transformers" if config.to == "huggingface" else "llama.cpp")
+    check_qwen3_shape(model.config, PROGRAMS[config.to])
     evaluation = None if config.data is None else evaluate(model, corpus_for(config.data).validation)
     origin = origin_of(found, evaluation)
     if config.to == "huggingface":
@@ -50,15 +55,15 @@ def export(checkpoint_path: str | Path, out: str | Path, config: ExportConfig) -
         with files.new_folder(out) as folder:
             write_huggingface(model, folder, origin)
             checks = verify_huggingface(model, folder)
-        size = sum(path.stat().st_size for path in out.iterdir())
+        size = sum(file.stat().st_size for file in out.iterdir())
     else:
         from tinylm.interop.gguf import (  # type: ignore[import-not-found, unused-ignore]
             verify_gguf,
             write_gguf,
         )
 
-        with files.new_file(out) as path:
-            write_gguf(model, path, config.kind or "f32", origin.name)
-            checks = verify_gguf(model, path, config.kind or "f32")
+        with files.new_file(out) as file:
+            write_gguf(model, file, config.kind or "f32", origin.name)
+            checks = verify_gguf(model, file, config.kind or "f32")
         size = out.stat().st_size
     return ExportResult(out, found.model_file, size, tuple(checks), evaluation)

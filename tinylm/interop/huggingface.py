@@ -91,6 +91,7 @@ def generation_config_json(config: ModelConfig) -> dict[str, Any]:
     """The content of generation_config.json: begin and end with the boundary, draw as tinylm does.
 
     transformers fills up the rows of a batch that have ended; unasked it takes 256 for that, with a warning.
+    A prompt of up to half a window leaves room for half a window of new tokens.
     """
     usual = GenerateConfig()
     return {
@@ -101,7 +102,7 @@ def generation_config_json(config: ModelConfig) -> dict[str, Any]:
         "temperature": usual.temperature,
         "top_k": usual.top_k,
         "top_p": usual.top_p,
-        "max_length": config.window,
+        "max_new_tokens": max(1, config.window // 2),
     }
 
 

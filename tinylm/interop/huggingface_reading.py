@@ -130,21 +130,21 @@ def read_config(found: object, where: str) -> tuple[ModelConfig, set[str]]:
     assert isinstance(own, dict)
     if own.get("format") != files.FORMAT:
         raise ContractError(f"{where} ({KEY}): format is {own.get('format')!r}, expected {files.FORMAT}")
-    problems += [
-        f"{KEY}.{name} is not expected" for name in own if name not in ("format", "contract", "policy")
-    ]
+    known = ("format", "contract", "policy")
+    problems += [f"{KEY}.{name} is not expected" for name in own if name not in known]
     for name, allowed in USUAL.items():
         problems += _unexpected(found, name, allowed, None)
     values, missing = _values(found, own)
-    problems += missing + _layer_types(found.get("layer_types"), values.get("layers"))
+    problems += missing
+    if not missing:
+        wrong = ModelConfig(**values).problems()
+        problems += [f"{PLACES.get(text.partition(' ')[0], 'config')}: {text}" for text in wrong]
+    if not any(text.startswith(PLACES["layers"]) for text in problems):
+        problems += _layer_types(found.get("layer_types"), values["layers"])
     if problems:
         raise ConfigError(f"{where}: {'; '.join(problems)}")
-    config = ModelConfig(**values)
-    if wrong := config.problems():
-        named = [f"{PLACES.get(text.partition(' ')[0], '')}: {text}" for text in wrong]
-        raise ConfigError(f"{where}: {'; '.join(named)}")
-    known = {*EXPECTED, *USUAL, *PLACES.values(), *WITHOUT_EFFECT}
-    return config, {name for name in found if name not in known}
+    looked_at = {*EXPECTED, *USUAL, *PLACES.values(), *WITHOUT_EFFECT}
+    return ModelConfig(**values), {name for name in found if name not in looked_at}
 
 
 def _unexpected(

@@ -70,6 +70,7 @@ def tokenizer_config_json(window: int) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         "add_prefix_space": False,
         "model_max_length": window,
+        "model_input_names": ["input_ids", "attention_mask"],
         "eos_token": BOUNDARY_TEXT,
         "split_special_tokens": True,
     }
@@ -93,7 +94,8 @@ def check_tokenizer(content: object, where: str) -> None:
         ("normalizer", content.get("normalizer"), (None,)),
         ("pre_tokenizer.type", _part(content, "pre_tokenizer", "type"), ("ByteLevel",)),
         ("pre_tokenizer.add_prefix_space", _part(content, "pre_tokenizer", "add_prefix_space"), (False,)),
-        ("post_processor.type", _part(content, "post_processor", "type"), (None, "ByteLevel")),
+        ("post_processor.type", _part(content, "post_processor", "type"), (None, "TemplateProcessing")),
+        ("post_processor.special_tokens", _part(content, "post_processor", "special_tokens"), (None, {})),
         ("decoder.type", _part(content, "decoder", "type"), ("ByteLevel",)),
     ):
         if value not in allowed:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tinylm import checkpoint, files
 from tinylm.contract import contract
-from tinylm.devices import versions
 from tinylm.errors import ConfigError
 from tinylm.interop.huggingface_reading import read_huggingface
 from tinylm.model import Transformer, parameter_count
@@ -35,9 +34,7 @@ def import_model(folder: str | Path, run: str | Path) -> ImportResult:
     found = read_huggingface(folder)
     imported = {"format": "huggingface", "files": dict(found.digests)}
     with files.new_folder(run) as temporary:
-        step = checkpoint.save_step(
-            temporary, 0, found.model, {}, {"imported": imported, "versions": versions()}
-        )
+        step = checkpoint.save_step(temporary, 0, found.model, {}, {"imported": imported})
         checkpoint.verify_step(step)
         about = {
             "format": files.FORMAT,
