@@ -23,8 +23,9 @@ import torch
 from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE, contract
 from tinylm.errors import CheckpointError, ConfigError
+from tinylm.interop.by_hand import Floats, log_softmax
 from tinylm.interop.huggingface_tokenizer import BOUNDARY_TEXT, byte_characters
-from tinylm.interop.llama_cpp import INSTALL, Floats, LlamaCpp, LlamaCppMissing, log_softmax
+from tinylm.interop.llama_cpp import INSTALL, LlamaCpp, LlamaCppMissing
 from tinylm.interop.shape import check_qwen3_shape
 from tinylm.model import Transformer
 from tinylm.tokenizer import encode
@@ -34,6 +35,10 @@ KINDS: tuple[Kind, ...] = ("f32", "f16", "q8_0")
 
 NORMAL, UNUSED = 1, 5
 """Token types of GGUF. As CONTROL (3) the text `<|doc|>` in a prompt would become the boundary."""
+
+MERGES = [f"{BOUNDARY_TEXT} {BOUNDARY_TEXT}"]
+"""llama.cpp refuses BPE without merges. This one joins symbols of several characters, which no text has
+before a merge, so it never fires. One of two bytes would fire and lose them, as its product is no token."""
 
 LARGEST = {"f32": float(np.finfo(np.float32).max), "f16": 65_504.0, "q8_0": 127 * 65_504.0}
 """The largest weight of each kind; q8_0 holds 32 integers up to 127 and one f16 to multiply them by."""
@@ -165,9 +170,7 @@ def _add_tokenizer(writer: Any, gguf: Any) -> None:
     writer.add_tokenizer_pre("qwen2")  # of those known to llama.cpp, one after which no space is cleaned up
     writer.add_token_list([*characters, BOUNDARY_TEXT])
     writer.add_token_types([NORMAL] * len(characters) + [UNUSED])
-    # llama.cpp refuses BPE without merges. This one joins symbols of several characters, which no text
-    # has before a merge, so it never fires. (One of two bytes would, and lose them: its product is no token.)
-    writer.add_token_merges([f"{BOUNDARY_TEXT} {BOUNDARY_TEXT}"])
+    writer.add_token_merges(MERGES)
     writer.add_bos_token_id(DOC_BOUNDARY)
     writer.add_eos_token_id(DOC_BOUNDARY)
     writer.add_add_bos_token(True)  # a text prompt of ours begins with the boundary

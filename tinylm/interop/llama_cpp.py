@@ -17,12 +17,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from tinylm import files
 from tinylm.errors import CheckpointError
-
-Floats = npt.NDArray[np.float64]
+from tinylm.interop.by_hand import Floats, log_softmax
 
 SCRIPT = Path(__file__).with_name("llama_cpp.mjs")
 INSTALL = "npm install --ignore-scripts node-llama-cpp@3"
@@ -146,10 +144,3 @@ class LlamaCpp:
         told = [line.strip() for line in text.splitlines() if "rror" in line or "failed" in line]
         reason = "; ".join(told[:3]) or f"it ended with code {code} and said nothing"
         return CheckpointError(f"{self._path}: llama.cpp died ({reason})")
-
-
-def log_softmax(logits_TV: Floats) -> Floats:
-    """Natural log-probabilities [T, V] of logits [T, V]."""
-    shifted_TV = logits_TV - logits_TV.max(axis=1, keepdims=True)
-    result: Floats = shifted_TV - np.log(np.exp(shifted_TV).sum(axis=1, keepdims=True))
-    return result
