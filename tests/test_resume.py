@@ -254,6 +254,14 @@ class Rules(Case):
         ):
             trainer.resume(part)
 
+    def test_a_step_whose_replacement_was_interrupted_comes_back(self) -> None:
+        whole, part = self.train("whole"), self.train("part", stop_after=2)
+        (part / "step-00000002").rename(part / ".old-step-00000002-0123456789ab")
+        notes = Notes()
+        trainer.resume(part, notes)
+        self.assertRegex(notes.notes[0], "step-00000002: put back")
+        self.assert_same_run(whole, part, 6)
+
     def test_what_a_killed_trainer_left_is_removed_and_told(self) -> None:
         whole, part = self.train("whole"), self.train("part", stop_after=2)
         (part / ".tmp-step-00000003-0123456789ab").mkdir()

@@ -57,7 +57,7 @@ def flag(name: str) -> str:
 
 def check_is_run(folder: Path) -> None:
     """Raise CheckpointError if a folder holds nothing to go on from."""
-    if folder.is_dir() and checkpoint.list_steps(folder):
+    if folder.is_dir() and (checkpoint.list_steps(folder) or checkpoint.is_being_replaced(folder)):
         return
     if (folder / "run.json").is_file():
         raise CheckpointError(
