@@ -48,7 +48,7 @@ def configuration(corpus: Corpus, lab: Lab) -> TrainConfig:
         data=str(corpus.path),
         out="run",
         model=SHAPE,
-        steps=40 if lab.quick else 160,
+        steps=40 if lab.quick else 100,
         batch_rows=16,
         evaluate_every=20,
         save_every=5,
@@ -99,7 +99,7 @@ def compare(alone: Path, other: Path, steps: int) -> dict[str, tuple[int, bool]]
 
 def experiment(lab: Lab) -> None:
     with workspace() as folder:
-        limit = CorpusConfig(max_documents=3_000 if lab.quick else 30_000, truncate=True)
+        limit = CorpusConfig(max_documents=3_000 if lab.quick else 8_000, truncate=True)
         corpus = build_corpus("builtin:unicode", folder / "corpus", limit)
         config, alone, other = configuration(corpus, lab), folder / "alone", folder / "killed"
         steps = config.steps or 0

@@ -355,6 +355,23 @@ class TestRefusedFlags(Case):
         self.assertEqual(command("train", "--resume", "run")[0], 0)
         self.assertTrue(Path("run/step-00000004").is_dir())
 
+    def test_what_a_resume_may_change_is_taken_also_where_it_is_the_usual_value(self):
+        words = ("train", self.corpus, "--steps", "6", "--stop-after", "2", "--out", "run", *FAST)
+        self.assertEqual(command(*words, "--keep", "1", "--save-every", "1", "--deterministic")[0], 0)
+        self.assertEqual(command("train", "--resume", "run", "--keep", "2", "--stop-after=4")[0], 0)
+        self.assertGreaterEqual(
+            {path.name for path in Path("run").glob("step-*")}, {f"step-0000000{n}" for n in (3, 4)}
+        )
+        manifest = json.loads(Path("run/step-00000004/manifest.json").read_bytes())
+        self.assertEqual((manifest["config"]["keep"], manifest["machine"]["deterministic"]), (2, True))
+        for flag in ("--muon", "--no-muon", "--deterministic", "--config=run/run.json", "--width=32"):
+            name = flag.replace("--no-", "--").partition("=")[0]
+            self.assertIn(f"does not take {name} ", self.refused("train", "--resume", "run", flag))
+        code, _, error = command("train", "--resume", "run", "--threads", "3")
+        self.assertEqual(code, 0)
+        self.assertIn("is 3: from step 4 on the run is no longer bit-equal", error)
+        self.assertIn("--resume", self.refused("train", self.corpus, "--steal-lock", *FAST))
+
     def test_a_run_json_names_its_corpus(self):
         self.assertEqual(command("train", self.corpus, "--steps", "1", "--out", "one", *FAST)[0], 0)
         self.assertEqual(command("train", "--config", "one/run.json", "--out", "two")[0], 0)

@@ -246,6 +246,19 @@ class Rules(Case):
         self.assertEqual(torch_changed, {"step": 4, "name": "torch", "was": torch.__version__, "is": "9.9"})
         self.assertEqual(json.loads((part / "run.json").read_bytes())["deviations"], recorded)
 
+    def test_an_edited_run_json_is_told_and_not_obeyed(self) -> None:
+        whole, part = self.train("whole"), self.train("part", stop_after=2)
+        path = part / "run.json"
+        for content, said in (
+            (path.read_bytes().replace(b'"steps": 6', b'"steps": 9'), "says otherwise about steps;"),
+            (b"{}", "cannot be read as the configuration"),
+        ):
+            path.write_bytes(content)
+            notes = Notes()
+            trainer.resume(part, notes, stop_after=4 if b"9" in content else None)
+            self.assertRegex(" ".join(notes.notes), said)
+        self.assert_same_run(whole, part, 6)
+
     def test_a_run_without_a_checkpoint_says_so(self) -> None:
         part = self.train(stop_after=2)
         shutil.rmtree(part / "step-00000002")
@@ -253,6 +266,14 @@ class Rules(Case):
             CheckpointError, "ended before its first checkpoint.*--config .*run.json"
         ):
             trainer.resume(part)
+
+    def test_a_step_whose_replacement_was_interrupted_comes_back(self) -> None:
+        whole, part = self.train("whole"), self.train("part", stop_after=2)
+        (part / "step-00000002").rename(part / ".old-step-00000002-0123456789ab")
+        notes = Notes()
+        trainer.resume(part, notes)
+        self.assertRegex(notes.notes[0], "step-00000002: put back")
+        self.assert_same_run(whole, part, 6)
 
     def test_what_a_killed_trainer_left_is_removed_and_told(self) -> None:
         whole, part = self.train("whole"), self.train("part", stop_after=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from unittest import mock
 
 from tests.stage_support import ROOT
 from tinylm import checkpoint, files
-from tinylm.cli import main
+from tinylm.cli import ended_by_signals, main
 from tinylm.corpus import build_corpus
 from tinylm.interrupts import LastingStream, stop_requests
 
@@ -43,6 +44,18 @@ class Requests(unittest.TestCase):
                 signal.raise_signal(signal.SIGINT)
             leave.assert_called_once_with(128 + signal.SIGINT)
         self.assertEqual(told, [signal.SIGTERM])
+
+    def test_what_the_listener_raises_does_not_break_the_step(self) -> None:
+        with stop_requests(lambda number: 1 // 0) as stop:
+            signal.raise_signal(signal.SIGTERM)
+            self.assertEqual(stop.signal, signal.SIGTERM)
+
+    def test_before_there_is_a_run_a_signal_ends_the_command_like_an_exception(self) -> None:
+        for name in ("SIGTERM", "SIGHUP"):
+            if number := getattr(signal, name, None):
+                with self.assertRaises(SystemExit) as caught, ended_by_signals():
+                    signal.raise_signal(number)
+                self.assertEqual(caught.exception.code, 128 + number)
 
     @POSIX
     def test_a_closed_terminal_says_it_twice_and_means_it_once(self) -> None:
@@ -176,10 +189,11 @@ class Processes(unittest.TestCase):
         with mock.patch.dict(sys.modules):
             sys.modules.pop("tinylm.trainer", None)
             errors = io.StringIO()
-            started = time.monotonic()
+            importlib.import_module("tyro")
+            started = time.process_time()  # so that a busy machine does not count
             with contextlib.redirect_stderr(errors):
                 self.assertEqual(main(["train", "--resume", str(self.folder / "one")]), 2)
-            self.assertLess(time.monotonic() - started, 1.0)
+            self.assertLess(time.process_time() - started, 0.7)
             self.assertNotIn("tinylm.trainer", sys.modules)  # it left before the slow imports
         self.assertRegex(errors.getvalue(), rf"trained by process {first.pid} on \S+, since 20\S+Z; wait")
         self.assertIsNone(first.poll())

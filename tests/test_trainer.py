@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from tinylm import checkpoint, metrics, trainer, training_step
+from tinylm import checkpoint, files, load, metrics, trainer, training_step
 from tinylm.batches import Plan
 from tinylm.config import POLICIES, ModelConfig, TrainConfig
 from tinylm.corpus import Split, build_corpus
@@ -440,6 +440,33 @@ class TestSignals(Case):
 
         part = trainer.train(self.config(save_every=100), Late())
         self.assertEqual([step for step, _ in checkpoint.list_steps(part.run)], [3])
+
+    def test_a_signal_in_the_middle_of_a_save_lets_it_finish(self):
+        real, calls = files.write_new, []
+
+        def write(path, data):
+            digest = real(path, data)
+            if path.name == "model.safetensors" and not calls:  # the first of three
+                calls.append(1)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return digest
+
+        with mock.patch("tinylm.files.write_new", write):
+            part = trainer.train(self.config(save_every=2))
+        self.assertEqual((part.step, part.signal), (2, signal.SIGTERM))
+        self.assertEqual(checkpoint.newest_step(part.run).skipped, ())
+        self.assertEqual(files.left_behind(part.run), [])
+
+    def test_readers_do_not_need_the_lock(self):
+        seen = []
+
+        class Reads(Report):
+            def saved(self, step, folder):
+                seen.append(load(folder.parent).evaluate(corpus.validation, limit=50).bits_per_byte)
+
+        corpus = self.corpus
+        trainer.train(self.config(save_every=3), Reads())
+        self.assertEqual(len(seen), 2)
 
     def test_a_damaged_log_is_named(self):
         part = trainer.train(self.config(stop_after=2))

@@ -150,6 +150,11 @@ def list_steps(run: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
+def is_being_replaced(run: Path) -> bool:
+    """Whether a process ended while it replaced a step, which `files.clean` will put back."""
+    return any(kind == "old" and STEP_FOLDER.fullmatch(name) for _, kind, name in files.left_behind(run))
+
+
 def newest_step(run: Path) -> Checkpoint:
     """The highest step that verifies, with what was skipped; raises CheckpointError if there is none.
 

@@ -33,7 +33,10 @@ class StopRequest:
         if self.signal is None:
             self.signal = number
             if self._heard is not None:
-                self._heard(number)
+                # What it prints may meet a half-written line (a reentrant write raises); a step must not
+                # fail for that.
+                with contextlib.suppress(Exception):
+                    self._heard(number)
         elif signal.Signals(number).name not in PATIENT:
             leave(number)
 

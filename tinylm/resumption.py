@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinylm import checkpoint
+from tinylm import checkpoint, files
 from tinylm.checkpoint import Checkpoint
 from tinylm.config import INEXACT, RESUMABLE, TrainConfig
 from tinylm.corpus import Corpus, open_corpus
@@ -57,7 +57,7 @@ def flag(name: str) -> str:
 
 def check_is_run(folder: Path) -> None:
     """Raise CheckpointError if a folder holds nothing to go on from."""
-    if folder.is_dir() and checkpoint.list_steps(folder):
+    if folder.is_dir() and (checkpoint.list_steps(folder) or checkpoint.is_being_replaced(folder)):
         return
     if (folder / "run.json").is_file():
         raise CheckpointError(
@@ -85,6 +85,7 @@ def recall(folder: Path, changes: Mapping[str, Any], note: Callable[[str], None]
     step = manifest["step"]
     for problem in found.skipped:
         note(f"skipped {problem}")
+    tell_otherwise(folder, manifest["config"], note)
     before = TrainConfig.from_dict(manifest["config"], where)
     config = dataclasses.replace(before, **{"stop_after": None, **changes}).check()
     if config.stop_after is not None and config.stop_after <= step:
@@ -115,6 +116,19 @@ def recall(folder: Path, changes: Mapping[str, Any], note: Callable[[str], None]
         )
         deviations += ({"step": step, "name": name, "was": old.get(name), "is": new[name]},)
     return Recalled(found, step, config, machine, deviations)
+
+
+def tell_otherwise(folder: Path, recorded: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Say so where run.json, which is for people, was edited: nothing in it is obeyed."""
+    path = folder / "run.json"
+    try:
+        written = files.parse_json(path.read_bytes(), str(path))["config"]
+        differ = [name for name in recorded if written[name] != recorded[name]]
+    except (OSError, CheckpointError, KeyError, TypeError):
+        note(f"{path}: cannot be read as the configuration of a run; a resume goes by its checkpoint")
+        return
+    if names := ", ".join(sorted(set(differ) - {"stop_after", "micro_rows"})):  # these two are resolved later
+        note(f"{path}: says otherwise about {names}; a resume goes by its checkpoint and the flags")
 
 
 def same_corpus(folder: Path, recalled: Recalled) -> Corpus:
