@@ -9,6 +9,7 @@ import unittest
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
+from typing import get_args
 from unittest import mock
 
 import numpy as np
@@ -31,15 +32,17 @@ from tinylm.coder import (
     read_header,
 )
 from tinylm.coder.header import MAGIC
-from tinylm.config import ModelConfig
+from tinylm.config import ModelConfig, Policy
 from tinylm.corpus import Split
 from tinylm.devices import cpu_threads
 from tinylm.errors import CoderError, ContractError, RequestError, TinylmError
 from tinylm.evaluate import evaluate
+from tinylm.evaluate.scoring import rows_to_score
 from tinylm.model import Transformer
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH = sorted((ROOT / "corpora" / "samples").glob("english_*.txt"))
+POLICIES = get_args(Policy)
 SMALL = ModelConfig(layers=1, width=32, mlp_width=32, heads=1, kv_heads=1, head_size=32, window=16)
 TEXTS = [
     b"It is raining.",
@@ -206,7 +209,7 @@ class TheReferee(InAFolder):
         return coded
 
     def test_every_policy_and_window_gives_the_text_back_at_the_size_of_its_bits(self) -> None:
-        for policy in ("cross", "reset"):
+        for policy in POLICIES:
             for window in (2, 7, 16, 300):
                 with self.subTest(policy=policy, window=window):
                     self.check(randomized(dataclasses.replace(SMALL, window=window, policy=policy)), SPLIT)
@@ -214,7 +217,7 @@ class TheReferee(InAFolder):
     @settings(max_examples=12, deadline=None)
     @given(
         st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=5),
-        st.sampled_from(("cross", "reset")),
+        st.sampled_from(POLICIES),
     )
     def test_any_documents_come_back(self, documents: list[bytes], policy: str) -> None:
         self.check(randomized(dataclasses.replace(SMALL, policy=policy)), Split.of(documents))
@@ -263,12 +266,13 @@ class TheReferee(InAFolder):
         self.assertEqual(*written)
 
     def test_rows_are_those_of_the_disjoint_protocol(self) -> None:
-        for policy in ("cross", "reset"):
+        for policy in POLICIES:
             for window in (2, 7, 50):
                 model = Rows(dataclasses.replace(SMALL, window=window, policy=policy))
                 encode_split(model, SPLIT, self.path)
-                starts, lengths = rows_in_order(SPLIT, policy, window)
-                expected = [SPLIT.stream[s : s + n].tolist() for s, n in zip(starts, lengths, strict=True)]
+                rows = rows_to_score(SPLIT, policy, window, window)
+                spans = zip(rows.starts, rows.lengths, strict=True)
+                expected = [SPLIT.stream[start : start + length].tolist() for start, length in spans]
                 self.assertEqual([row for row in model.rows if row], expected)
 
 

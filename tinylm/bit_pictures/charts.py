@@ -16,6 +16,11 @@ INK, LINE, END = "#444444", "#2f6690", "#d1495b"
 SHADES = ("#2f6690", "#6f9fc4", "#a3c4dc", "#cfe0ec")
 SCRIPTS_SHOWN = 10
 UNIFORM = math.log2(VOCABULARY_SIZE)
+LABEL: dict[str, Any] = {
+    "va": "center",
+    "color": INK,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6},  # lines pass behind it
+}
 ROW = 0.42  # inches
 
 
@@ -82,15 +87,12 @@ def classes_figure(tally: Tally, title: str) -> Figure:
             color = END if part.name == NAMES[BOUNDARY] else SHADES[_shade(part)]
             center = place - 0.4 + height * (index + 0.5)
             dear.barh(center, part.mean, height * 0.92, color=color)
-            dear.text(
-                part.mean + most * 0.015, center, f"{part.mean:.2f}", va="center", color=INK, fontsize=6.5
-            )
+            dear.text(part.mean + most * 0.015, center, f"{part.mean:.2f}", fontsize=6.5, **LABEL)
             share.barh(place, part.bits / total_bits, 0.7, left=left, color=color)
             left += part.bits / total_bits
         tokens = shares[place][1] / total_tokens
         share.plot([tokens, tokens], [place - 0.42, place + 0.42], color=INK, linewidth=1.2)
-        end = max(left, tokens) + widest * 0.02
-        share.text(end, place, f"{left:.1%}", va="center", color=INK, fontsize=7.5)
+        share.text(left + widest * 0.02, place, f"{left:.1%}", fontsize=7.5, **LABEL)
     if most > UNIFORM:
         dear.axvline(UNIFORM, color=INK, linewidth=0.8, linestyle=":")
         dear.annotate(
