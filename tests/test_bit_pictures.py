@@ -48,7 +48,8 @@ NASTY = [
     "שלום, مرحبا \u202ereversed\u202c".encode(),
     "e\u0301 Z\u0335 नमस्ते ครับ".encode(),
     "🙂 👩‍👩‍👧 🇫🇷 ☎\ufe0f 漢字かな한글 \u00a0\u00ad\u200b\ue000\u0378".encode(),
-    b"\xff\xfe broken \xe2\x82 \xc3\n\xed\xa0\x80 \xe0\x9f\xbf \xf0\x8f\xbf\xbf \xf4\x90\x80\x80 \xc0\xaf \xf0\x9f\x99",
+    b"\xff\xfe broken \xe2\x82 \xc3\n\xed\xa0\x80 \xe0\x9f\xbf \xf0\x8f\xbf\xbf \xf4\x90\x80\x80 \xc0\xaf",
+    b"\xf0\x9f\x99",
     b"-->]]>",
 ]
 pieces = st.one_of(
@@ -359,6 +360,12 @@ class ThePage(unittest.TestCase):
         self.assertNotIn("<b>", self.page.split("<main>")[0])
         raw = {c for c in self.page if unicodedata.category(c) in ("Cc", "Cf", "Co", "Cn", "Cs")}
         self.assertEqual(raw, {"\n"})
+        names = {
+            name for tag, name, _ in self.parsed.attributes if tag in ("span", "b", "u", "i", "bdi", "br")
+        }
+        self.assertEqual(names, {"class", "title"})
+        for title in ('"  U+0022 QUOTATION MARK', "<  U+003C LESS-THAN SIGN", "&  U+0026 AMPERSAND"):
+            self.assertIn(title, {title.split("\n")[0] for title in self.parsed.titles})
         for character in "אب<":
             self.assertRegex(self.page, f"<bdi>(&lt;|{character})</bdi>")
 

@@ -36,8 +36,7 @@ from tinylm.config import ModelConfig, Policy
 from tinylm.corpus import Split
 from tinylm.devices import cpu_threads
 from tinylm.errors import CoderError, ContractError, RequestError, TinylmError
-from tinylm.evaluate import evaluate
-from tinylm.evaluate.scoring import rows_to_score
+from tinylm.evaluate import evaluate, rows_to_score
 from tinylm.model import Transformer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -338,7 +337,7 @@ class Cheats(InAFolder):
         self.assertGreater(coded.payload_bytes, 4 * split.bytes)
 
     def test_attention_without_its_causal_mask_disagrees(self) -> None:
-        def open_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
+        def open_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, *seen: object) -> Tensor:
             return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK)
 
         model = randomized(dataclasses.replace(SMALL, window=64))
