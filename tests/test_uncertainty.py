@@ -15,7 +15,7 @@ from tests.test_evaluate import SMALL, Uniform, documents, trained
 from tests.test_protocols import LONG, all_scored
 from tinylm.corpus import Split
 from tinylm.errors import RequestError
-from tinylm.evaluate import Clusters, compare, evaluate, paired_difference, ratio_error
+from tinylm.evaluate import Clusters, Tally, compare, evaluate, paired_difference, ratio_error, score
 from tinylm.evaluate.uncertainty import student_975
 from tinylm.language_model import LanguageModel
 
@@ -198,6 +198,15 @@ class Comparing(unittest.TestCase):
         total = 2 * (len(self.split.stream) - 1)
         self.assertEqual(seen[-1], (total, total))
         self.assertEqual([done for done, _ in seen], sorted({done for done, _ in seen}))
+
+    def test_other_targets_cannot_be_paired(self) -> None:
+        tallies = []
+        for limit in (None, 100):
+            tallies.append(Tally(self.split))
+            for scored in score(Uniform(SMALL), self.split, limit=limit):
+                tallies[-1].add(scored)
+        with self.assertRaisesRegex(RequestError, "have not scored the same targets"):
+            tallies[0].difference(tallies[1])
 
     def test_a_stride_that_one_of_the_models_cannot_have_is_refused(self) -> None:
         small = Uniform(dataclasses.replace(SMALL, window=4))

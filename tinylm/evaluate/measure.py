@@ -183,8 +183,11 @@ class Tally:
         )
 
     def difference(self, against: Tally) -> Difference:
-        """This model minus another on the same targets."""
-        assert np.array_equal(self.bytes_C, against.bytes_C) and np.array_equal(self.ends_C, against.ends_C)
+        """This model minus another; raises RequestError unless both scored the same targets."""
+        if not (
+            np.array_equal(self.bytes_C, against.bytes_C) and np.array_equal(self.ends_C, against.ends_C)
+        ):
+            raise RequestError(f"{self.split.name}: the two have not scored the same targets; pair those")
         seen_C = self.seen_C
         bits_C, other_C = ((tally.byte_bits_C + tally.end_bits_C)[seen_C] for tally in (self, against))
         return paired_difference(bits_C, other_C, self.bytes_C[seen_C], self.clusters.kind)
