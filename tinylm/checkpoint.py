@@ -225,12 +225,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     info = read_header(data, str(path))
     try:
         tensors = safetensors.torch.load(data)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError, RuntimeError) as error:  # the latter two: dtypes unknown to torch
         raise CheckpointError(
             f"{path}: not a whole safetensors file ({error}); use an undamaged copy"
         ) from None
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        floats = tensor.is_floating_point() and tensor.dtype.itemsize > 1  # of one byte: refused by dtype
+        if floats and not torch.isfinite(tensor).all():
             raise CheckpointError(f"{path}: {name} holds values that are not finite; use an earlier step")
     return info, tensors
 
