@@ -24,7 +24,6 @@ except ImportError:
     raise unittest.SkipTest("hypothesis is not installed; pip install 'tinylm[test]'") from None
 
 import numpy as np
-import safetensors.torch
 import torch
 
 from tinylm import checkpoint, contract, files
@@ -75,6 +74,7 @@ IDS = st.lists(st.one_of(st.integers(0, 256), st.sampled_from((10, 13, 0xE2, 0x8
 NO_IDS: st.SearchStrategy[Any] = st.one_of(
     st.none(), st.booleans(), st.floats(), st.integers(), st.text(max_size=3), st.binary(max_size=3)
 )
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.one_of(
         st.none(),
@@ -212,7 +212,7 @@ class Events(unittest.TestCase):
 
 
 def ending(sampled: list[int], stops: list[str | bytes], limit: int) -> tuple[int, str | None, str | bytes]:
-    """How many tokens are sampled, why it ends, and by which stop string; looked up from the start each time."""
+    """How many tokens are sampled, why it ends, and by which stop string: all is looked at each time."""
     if limit == 0:
         return 0, "limit", ""
     for tokens in range(1, len(sampled) + 1):
@@ -242,7 +242,7 @@ class InFolder(unittest.TestCase):
         self.folder = Path(holder.name)
 
     def read(self, name: str, data: bytes, **options: Any) -> list[bytes] | str:
-        """The documents of a file through the builder, in the order of the source, or the line of its refusal."""
+        """The documents of a file as the builder would read them, or the line of its refusal."""
         path = self.folder / name
         path.write_bytes(data)
         config = CorpusConfig(**options)
@@ -258,7 +258,7 @@ class InFolder(unittest.TestCase):
         return documents
 
     def build(self, name: str, data: bytes, **options: Any) -> list[bytes] | str:
-        """All documents of a corpus of one file, sorted, or the line of its refusal; then nothing may be left."""
+        """The documents of a corpus of one file, sorted; or the refusal, after which nothing may be left."""
         (self.folder / name).write_bytes(data)
         try:
             with tempfile.TemporaryDirectory() as place:
