@@ -601,7 +601,7 @@ class OpenTest(Case):
     def test_ids_out_of_range_are_refused_before_use(self) -> None:
         for split in (self.corpus.train, self.corpus.validation):
             whole = np.array(split.stream, "<u2")  # the mapping would follow the file
-            for value, place in ((257, 5), (258, 1), (65535, 0), (32768, -1)):
+            for value, place in ((257, 5), (258, 1), (65535, 0), (32768, -2)):
                 stream = whole.copy()
                 stream[place] = value
                 self.rewrite(f"{split.name}.bin", stream.tobytes())
