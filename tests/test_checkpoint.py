@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -197,6 +198,73 @@ class TestSteps(Case):
             path.write_bytes(whole)
         checkpoint.verify_step(folder)
 
+    def test_a_manifest_of_the_same_content_in_other_bytes_is_refused(self):
+        path = self.save(1) / "manifest.json"
+        whole = path.read_bytes()
+        for other in (
+            whole.replace(b"\n ", b"\n\t", 1),
+            whole.replace(b"\n", b"\r\n"),
+            json.dumps(json.loads(whole)).encode(),
+            whole + b" ",
+        ):
+            self.assertEqual(json.loads(other), json.loads(whole))
+            path.write_bytes(other)
+            with self.assertRaisesRegex(CheckpointError, "manifest.json: its digest does not match"):
+                checkpoint.verify_step(path.parent)
+
+    def test_bytes_that_the_system_lost_are_noticed_before_a_step_takes_its_name(self):
+        self.save(1)
+        real = files.write_all
+
+        def losing(name: str) -> Callable[..., None]:
+            def write(file, data):
+                real(file, data[:-1] if Path(file.name).name == name else data)
+
+            return write
+
+        for name in ("model.safetensors", "training.safetensors", "manifest.json"):
+            with mock.patch("tinylm.files.write_all", losing(name)), self.assertRaises(OSError) as caught:
+                self.save(2)
+            self.assertIn("arrived of", str(caught.exception))
+            self.assertTrue(str(caught.exception.filename).endswith(name))
+            self.assertEqual([path.name for path in self.run_folder.iterdir()], ["step-00000001"])
+
+    def test_files_in_each_other_s_place_or_of_another_run_are_refused(self):
+        folder = self.save(1)
+        whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+        other = self.run_folder.with_name("other")
+        other.mkdir()
+        self.model = Transformer(TINY, seed=4)
+        self.run_folder, before = other, self.run_folder
+        foreign = {path.name: path.read_bytes() for path in self.save(1).iterdir()}
+        self.run_folder = before
+        for name, data in (
+            ("model.safetensors", whole["training.safetensors"]),
+            ("training.safetensors", whole["model.safetensors"]),
+            ("model.safetensors", foreign["model.safetensors"]),
+            ("manifest.json", foreign["manifest.json"]),
+        ):
+            (folder / name).write_bytes(data)
+            with self.assertRaises(CheckpointError) as caught:
+                checkpoint.verify_step(folder)
+            self.assertIn(str(folder), str(caught.exception))
+            (folder / name).write_bytes(whole[name])
+        checkpoint.verify_step(folder)
+
+    def test_no_pointer_no_link_and_no_time_stamp_says_which_step_is_the_newest(self):
+        first, second = self.save(1), self.save(2)
+        for name, text in (("LATEST", "step-00000001"), ("latest", "../../elsewhere"), ("newest", "\0")):
+            (self.run_folder / name).write_text(text, encoding="utf-8")
+        (self.run_folder / "step-latest").symlink_to(first)
+        (self.run_folder / "step-00000009").symlink_to(self.run_folder / "nowhere")
+        (self.run_folder / "step-3").mkdir()
+        (self.run_folder / "step-00000004").write_text("not a folder", encoding="utf-8")
+        (self.run_folder / "step-000000005").mkdir()
+        for past, place in ((10**9, second), (2 * 10**9, first)):
+            os.utime(place, (past, past))
+        found = checkpoint.newest_step(self.run_folder)
+        self.assertEqual((found.folder, found.skipped), (second, ()))
+
     def test_a_whole_manifest_of_another_contract_or_format_is_refused(self):
         path = self.save(1) / "manifest.json"
         manifest = json.loads(path.read_bytes())
@@ -204,6 +272,8 @@ class TestSteps(Case):
             ({"contract": {**contract.contract(), "boundary_id": 10}}, ContractError, "found 10"),
             ({"contract": None}, ContractError, "no tokenizer contract"),
             ({"format": 2}, CheckpointError, "format is 2, expected 1"),
+            ({"format": True}, CheckpointError, "format is True, expected 1"),
+            ({"format": 1.0}, CheckpointError, "format is 1.0, expected 1"),
         ):
             path.write_bytes(files.readable_json(files.seal({**manifest, **change})))
             with self.assertRaisesRegex(error, message):
@@ -323,6 +393,31 @@ class TestSteps(Case):
         checkpoint.save_model(self.run_folder / "model.safetensors", model)
         found = checkpoint.load_model(self.run_folder / "model.safetensors")
         self.assertTrue(torch.equal(found.model.norm.weight, model.model.norm.weight))
+
+    def test_what_an_earlier_prune_left_is_not_in_the_way(self):
+        self.save(1)
+        (self.run_folder / ".old-step-00000001").mkdir()
+        (self.run_folder / ".old-step-00000001" / "model.safetensors").write_bytes(b"half of it")
+        self.save(2)
+        checkpoint.prune(self.run_folder, 1)
+        self.assertEqual([step for step, _ in checkpoint.list_steps(self.run_folder)], [2])
+
+    def test_a_pruned_step_has_lost_its_name_for_good_before_a_file_of_it_goes(self):
+        self.save(1)
+        self.save(2)
+        order: list[str] = []
+        for name in ("rename", "fsync", "unlink"):
+            real = getattr(os, name)
+
+            def noted(*arguments, name=name, real=real, **options):
+                order.append(name)
+                return real(*arguments, **options)
+
+            patch = mock.patch.object(os, name, noted)
+            patch.start()
+            self.addCleanup(patch.stop)
+        checkpoint.prune(self.run_folder, 1)
+        self.assertEqual(order[:3], ["rename", "fsync", "unlink"])
 
     def test_prune_keeps_the_highest_steps(self):
         for step in (2, 10, 9, 100):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -23,13 +24,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinylm import contract, files
-from tinylm.config import CorpusConfig
+from tinylm.config import CorpusConfig, TrainConfig
 from tinylm.corpus import Corpus, Split, build_corpus, describe, open_corpus, scripts, streams
 from tinylm.corpus import build as build_room
 from tinylm.corpus.opened import FILES
+from tinylm.data import corpus_for
 from tinylm.errors import ContractError, CorpusError, LimitError
 from tinylm.sources import Sources
 from tinylm.sources.document import Document, Place
+from tinylm.trainer import train
 
 TEXT = st.text(st.sampled_from("ab\n\r é€안😀\u0301\ufeff"), max_size=12)
 BOUNDARY = contract.DOC_BOUNDARY
@@ -470,6 +473,33 @@ class FolderTest(Case):
                 failures += 1
             self.assertGreater(failures, 8)
 
+    def test_bytes_that_the_system_lost_leave_the_old_corpus_or_none(self) -> None:
+        write_all = files.write_all
+        expected = build_corpus(["some", "other"], self.folder / "expected").digest
+        shutil.rmtree(self.folder / "expected")
+        noticed = 0
+        for old, lost in itertools.product((False, True), range(8)):
+            shutil.rmtree(self.out, ignore_errors=True)
+            digest = self.build(["old", "text"]).digest if old else None
+            calls = itertools.count()
+
+            def losing(file: object, data: bytes, lost: int = lost, calls: Iterator[int] = calls) -> None:
+                write_all(file, memoryview(data).cast("B")[: -2 if next(calls) == lost else None])
+
+            with mock.patch.object(files, "write_all", losing):
+                try:
+                    build_corpus(["some", "other"], self.out, replace=True)
+                except CorpusError as error:
+                    self.assertRegex(str(error), "arrived of|ends before token")
+                    noticed += 1
+                else:  # bytes of a stream that was written again
+                    self.assertEqual(open_corpus(self.out).digest, expected)
+                    continue
+            self.assertEqual(self.left(), ["out"] if old else [])
+            if old:
+                self.assertEqual(open_corpus(self.out).digest, digest)
+        self.assertGreater(noticed, 8)
+
     def test_interrupting_leaves_nothing(self) -> None:
         def documents() -> Iterator[str]:
             yield "some text"
@@ -569,11 +599,81 @@ class OpenTest(Case):
         self.reseal(files={**self.corpus.info["files"], name: entry})
 
     def test_ids_out_of_range_are_refused_before_use(self) -> None:
-        for value in (257, 65535):
-            stream = np.array(self.corpus.train.stream, "<u2")
-            stream[5] = value
-            self.rewrite("train.bin", stream.tobytes())
-            self.expect(CorpusError, "train.bin", f"found {value} at token 5")
+        for split in (self.corpus.train, self.corpus.validation):
+            whole = np.array(split.stream, "<u2")  # the mapping would follow the file
+            for value, place in ((257, 5), (258, 1), (65535, 0), (32768, -2)):
+                stream = whole.copy()
+                stream[place] = value
+                self.rewrite(f"{split.name}.bin", stream.tobytes())
+                at = f"at token {place % len(stream)}" if place else "as the first token"
+                self.expect(CorpusError, f"{split.name}.bin", str(value), at)
+            self.rewrite(f"{split.name}.bin", whole.tobytes())
+        open_corpus(self.out)
+
+    def test_an_id_out_of_range_never_reaches_an_embedding(self) -> None:
+        stream = np.array(self.corpus.train.stream, "<u2")
+        stream[7] = 300
+        self.rewrite("train.bin", stream.tobytes())
+        config = TrainConfig(data=str(self.out), out=str(self.folder / "run"), steps=1, device="cpu")
+        for use in (lambda: train(config), lambda: corpus_for(str(self.out))):
+            with (
+                mock.patch("torch.nn.functional.embedding", side_effect=AssertionError("an id was used")),
+                self.assertRaisesRegex(CorpusError, r"train\.bin.*found 300 at token 7"),
+            ):
+                use()
+        self.assertFalse((self.folder / "run").exists())
+
+    def test_odd_sizes_are_refused_with_and_without_a_manifest_that_fits(self) -> None:
+        data = np.array(self.corpus.train.stream, "<u2").tobytes()
+        for wrong in (data[:-1], data + b"\0", b"\0"):
+            (self.out / "train.bin").write_bytes(wrong)
+            self.expect(CorpusError, "train.bin", verify=False)
+            self.rewrite("train.bin", wrong)
+            self.expect(CorpusError, "train.bin", "of 2 bytes each", verify=False)
+            self.rewrite("train.bin", data)
+        open_corpus(self.out)
+
+    def test_files_in_each_other_s_place_are_refused(self) -> None:
+        whole = {path.name: path.read_bytes() for path in self.out.iterdir()}
+        self.out = self.folder / "another"
+        self.build([f"other {number}" for number in range(41)], validation=0.25)
+        foreign = {path.name: path.read_bytes() for path in self.out.iterdir()}
+        self.out = self.folder / "out"
+        for one, two in (
+            ("train.bin", "validation.bin"),
+            ("train.documents.npy", "validation.documents.npy"),
+        ):
+            for names, data in (((one, two), whole), ((two, one), whole)):
+                (self.out / names[0]).write_bytes(data[names[1]])
+                self.expect(CorpusError, names[0], verify=False)
+                (self.out / names[0]).write_bytes(whole[names[0]])
+        for name in whole:
+            (self.out / name).write_bytes(foreign[name])
+            self.expect(CorpusError, str(self.out))
+            (self.out / name).write_bytes(whole[name])
+        open_corpus(self.out)
+
+    def test_a_manifest_of_the_same_content_in_other_bytes_is_refused(self) -> None:
+        path = self.out / "corpus.json"
+        whole = path.read_bytes()
+        for other in (whole.replace(b"\n ", b"\n\t", 1), whole.replace(b"\n", b"\r\n"), whole + b"\n"):
+            self.assertEqual(json.loads(other), json.loads(whole))
+            path.write_bytes(other)
+            self.expect(CorpusError, "corpus.json", "digest", verify=False)
+
+    def test_a_manifest_nested_as_deep_as_the_parser_goes_is_refused(self) -> None:
+        path = self.out / "corpus.json"
+        whole = path.read_bytes()
+        for depth in (100, *range(900, 1010), 100_000):
+            nested = b'{\n "a": ' + b"[" * depth + b"]" * depth + b",\n"
+            path.write_bytes(whole.replace(b"{\n", nested, 1))
+            self.expect(CorpusError, "corpus.json", verify=False)
+
+    def test_where_a_killed_build_left_the_old_corpus_is_said(self) -> None:
+        self.out.rename(self.folder / ".old-out-0123456789ab")
+        self.expect(CorpusError, "found nothing", "rename", ".old-out-0123456789ab back")
+        (self.folder / ".old-out-0123456789ab").rename(self.out)
+        open_corpus(self.out)
 
     def test_starts_must_fit_the_stream(self) -> None:
         stream = np.array(self.corpus.train.stream, "<u2")

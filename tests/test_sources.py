@@ -238,6 +238,31 @@ class SpecialFileTest(Case):
         (self.texts / "self.txt").symlink_to(self.texts / "self.txt")
         self.refused(self.texts, "self.txt (a link)", "symbolic links")
 
+    def test_folders_and_empty_files_with_the_name_of_a_text(self) -> None:
+        self.put("folder.txt/inside.txt", "AB")
+        self.put("empty.txt", "")
+        self.put("z.jsonl", "")
+        info = build_corpus(self.texts, self.folder / "out").info
+        self.assertEqual((info["total"]["documents"], info["left_out"]["empty_documents"]), (1, 1))
+        shutil.rmtree(self.folder / "out")
+        self.refused(self.texts / "empty.txt", "empty.txt", "holds no text (1 empty document")
+        self.refused(self.texts / "z.jsonl", "z.jsonl", "holds no text")
+
+    def test_what_takes_the_place_of_a_file_after_it_was_listed_is_refused_without_waiting(self) -> None:
+        for make, reason in (
+            (os.mkfifo, "a pipe"),
+            (os.mkdir, "a folder"),
+            (lambda path: os.symlink(path, path), "symbolic links"),
+            (lambda path: os.symlink("/dev/zero", path), "a device"),
+        ):
+            path = self.put("a.txt", "text")
+            documents = as_sources(self.texts, CorpusConfig()).documents()
+            path.unlink()
+            make(path)
+            with self.subTest(reason), self.assertRaisesRegex(CorpusError, rf"a\.txt: .*{reason}"):
+                next(documents)
+            path.rmdir() if reason == "a folder" else path.unlink()
+
     def test_unreadable_files_and_folders_are_named(self) -> None:
         become = ""
         if os.geteuid() == 0:  # who may read everything

@@ -95,6 +95,32 @@ class Meaning(WithASavedStep):
             checkpoint.load_model(self.alone)
 
 
+class Tensors(WithASavedStep):
+    def test_a_tensor_under_another_name_is_refused_and_not_left_random(self) -> None:
+        self.alone.write_bytes(self.stage.DAMAGES["names of a compiled model"](self.whole))
+        found = safetensors.torch.load(self.alone.read_bytes())  # the format sees nothing wrong
+        renamed = [name for name in found if name.startswith("_orig_mod.")]
+        self.assertGreater(len(renamed), 5)
+        with self.assertRaises(CheckpointError) as caught:
+            checkpoint.load_model(self.alone)
+        for name in renamed:
+            self.assertIn(f"{name.removeprefix('_orig_mod.')} is missing", str(caught.exception))
+            self.assertIn(f"{name} is not a tensor of this model", str(caught.exception))
+
+    def test_a_tensor_of_another_shape_is_refused_with_both_shapes(self) -> None:
+        self.alone.write_bytes(self.stage.DAMAGES["a matrix on its side"](self.whole))
+        with self.assertRaisesRegex(CheckpointError, r"\[32, 257\].*expected \[257, 32\]"):
+            checkpoint.load_model(self.alone)
+
+    def test_each_of_the_four_ways_is_refused_by_a_step(self) -> None:
+        self.assertEqual(len(self.stage.WAYS), 4)
+        for way, damages in self.stage.WAYS.items():
+            for name, damage in damages.items():
+                self.file.write_bytes(damage(self.whole))
+                with self.subTest(way, damage=name), self.assertRaises((CheckpointError, ContractError)):
+                    checkpoint.load_model(self.step)
+
+
 class Identity(WithASavedStep):
     def test_the_file_format_loads_a_flipped_bit_and_the_manifest_does_not(self) -> None:
         flipped = self.stage.DAMAGES["one bit of a weight flipped"](self.whole)

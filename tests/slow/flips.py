@@ -168,11 +168,9 @@ def manifests(target: Step | Corpus) -> Iterator[tuple[str, str, bytes | None]]:
     yield "with CRLF", name, whole[name].replace(b"\n", b"\r\n")
     yield "spaced otherwise", name, json.dumps(manifest).encode()
     yield "a key twice", name, whole[name].replace(b'"format": 1', b'"format": 1,\n "format": 1')
-    yield (
-        "nested deeply",
-        name,
-        whole[name].replace(b"{\n", b'{\n "a": ' + b"[" * 10**5 + b"]" * 10**5 + b",\n", 1),
-    )
+    for depth in (100, 900, *range(970, 1000), 10**5):
+        nested = b'{\n "a": ' + b"[" * depth + b"]" * depth + b",\n"
+        yield f"nested {depth} deep", name, whole[name].replace(b"{\n", nested, 1)
 
 
 class NoDigest:
