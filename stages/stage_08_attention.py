@@ -141,9 +141,8 @@ def experiment(lab: Lab) -> None:
     lab.note(f"LATIN goes on {written(masked)} with the mask, and {written(unmasked)} without")
 
     for name, number in {"loss": loss, "open_loss": open_loss, "bits": bits, "open_bits": open_bits}.items():
-        lab.value(name, number, tolerance=0.15)
+        lab.value(name, number, tolerance=0.25 if "loss" in name else 0.1)
     lab.value("honest", honest, tolerance=1.5)
-    lab.value("before", float(moves["with the mask"].tril(-1).max()))
     lab.otherwise(
         f"Held-out text is no protection: without the mask the model needs {open_bits:.3f} bits per byte on "
         "names that it never saw, for there too it reads the answer. Only with the mask put back, as when it "
