@@ -50,6 +50,8 @@ def killed_runs(row: Row, kills: int, expected: dict[str, bytes], seconds: float
             row.count(f"kill {row.injected + 1}", problem)
             if problem is not None:
                 return
+            if found == newest:  # a machine that has become slower must not be killed for ever
+                seconds *= 1.05
             newest = found
         ended = ending(RUN)
         differ = [name for name in expected if ended.get(name) != expected[name]]
