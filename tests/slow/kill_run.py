@@ -155,7 +155,7 @@ def main() -> int:
         killed_runs(proof.row("kill -9 of a run"), kills, expected, seconds, seed=1)
         killed_commands(proof.row("kill -9 of tinylm train"), 2 if proof.short else 8, expected, seed=2)
         killed_builds(proof.row("kill -9 of a corpus build"), kills, seed=3)
-        with mock.patch.object(metrics, "cut_after"):
+        with tiny.logs_not_cut():
             killed_runs(proof.control("cutting rows after the checkpoint"), 60, expected, seconds, seed=4)
         with mock.patch.object(Optimizer, "load_state"):
             killed_runs(proof.control("the state of the optimizer"), 60, expected, seconds, seed=5)
