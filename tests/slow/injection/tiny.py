@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 from tests.slow.injection.proof import contents
-from tinylm import checkpoint
+from tinylm import checkpoint, metrics
 from tinylm.config import CorpusConfig, ModelConfig, TrainConfig
 from tinylm.corpus import build_corpus, open_corpus
 from tinylm.errors import TinylmError
@@ -58,6 +58,11 @@ def quickly() -> Iterator[None]:
     """Without the picture and the measured speed of the machine, which take longer than the run."""
     with mock.patch("tinylm.trainer.draw_curve"), mock.patch("tinylm.trainer.matrix_rate", return_value=1e9):
         yield
+
+
+def logs_not_cut() -> Any:
+    """A resume that leaves the rows after its checkpoint in the logs."""
+    return mock.patch.object(metrics, "cut" if hasattr(metrics, "cut") else "cut_after")
 
 
 def corpus(place: Path, texts: list[str] = TEXTS, *, replace: bool = False) -> None:
