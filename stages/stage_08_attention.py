@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinylm import model as room
+from tinylm.attention import attend
 from tinylm.batches import IGNORED, Plan
 from tinylm.config import CorpusConfig, GenerateConfig, ModelConfig, TrainConfig
 from tinylm.corpus import Split
@@ -55,7 +55,7 @@ def everything_seen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, *_: Any) -> 
     return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, enable_gqa=True)
 
 
-UNMASKED = mock.patch.object(room, "attend", everything_seen)
+UNMASKED = mock.patch("tinylm.model.attend", everything_seen)
 
 
 def names() -> tuple[Split, Split]:
@@ -92,13 +92,12 @@ def moved(model: Transformer, ids_T: Tensor) -> Tensor:
 def recorded(model: Transformer, ids_T: Tensor) -> list[Tensor]:
     """Queries, keys, values and the result of the model's own attention, in its last layer."""
     seen: list[Tensor] = []
-    own = room.attend
 
     def record(*given: Any) -> Tensor:
-        seen[:] = [*given[:3], own(*given)]
+        seen[:] = [*given[:3], attend(*given)]
         return seen[3]
 
-    with mock.patch.object(room, "attend", record), torch.inference_mode():
+    with mock.patch("tinylm.model.attend", record), torch.inference_mode():
         model(ids_T[None])
     return seen
 

@@ -20,7 +20,7 @@ from tinylm.errors import ConfigError, TinylmError
 from tinylm.files import canonical_json, parse_json
 
 KINDS = (ModelConfig, CorpusConfig, TrainConfig, GenerateConfig)
-EVERY = tuple(kind for kind in Checked.__subclasses__() if kind.__module__.startswith("tinylm.config"))
+EVERY = tuple(kind for kind in Checked.__subclasses__() if kind.__module__.startswith("tinylm.config."))
 NOT_INTEGERS = (1.0, "1", True, None, [1], math.nan)
 NOT_NUMBERS = ("1", True, None, [1.0], math.nan, math.inf, -math.inf, 10**400)
 

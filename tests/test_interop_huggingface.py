@@ -24,6 +24,7 @@ import torch
 from tests.interop_support import SHAPES, SMALL, content, need, random_model, tensors_of
 from tinylm import checkpoint, contract, files, interop
 from tinylm.config import ModelConfig
+from tinylm.corpus import open_corpus
 from tinylm.errors import CheckpointError, ConfigError, TinylmError
 from tinylm.interop import huggingface, huggingface_verify, shape
 from tinylm.interop.card import Origin, model_card, origin_of
@@ -244,6 +245,7 @@ class TestCard(Case):
         card = (folder / "README.md").read_text("utf-8")
         self.assertIn(f"{result.evaluation.bits_per_byte:.4f}", card)
         self.assertIn(result.evaluation.split_digest, card)
+        self.assertIn(open_corpus("corpora/texts").digest, card)
         self.assertIn("disjoint, window 256, policy cross", card)
 
 

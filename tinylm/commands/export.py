@@ -18,7 +18,8 @@ def export(given: Arguments) -> int:
     for line in result.checks:
         print(f"check       {line}")
     if result.evaluation is not None:
-        print(f"measured    {result.evaluation.bits_per_byte:.4f} bits per byte on {result.evaluation.split}")
+        bits = result.evaluation.bits_per_byte
+        print(f"measured    {bits:.4f} bits per byte on the held-out part of {config.data}")
     print(
         f"done        {result.path.as_posix()}: {result.bytes:,} bytes, from {result.model_file.as_posix()}"
     )

@@ -29,21 +29,23 @@ class Origin:
     """The evaluation that the run's metrics hold for this step."""
     measured: Evaluation | None = None
     """An evaluation made for the card."""
+    measured_on: str | None = None
+    """The digest of the corpus of that evaluation."""
     imported: bool = False
     """Whether the weights were made elsewhere."""
 
 
-def origin_of(checkpoint: Checkpoint, measured: Evaluation | None = None) -> Origin:
+def origin_of(checkpoint: Checkpoint) -> Origin:
     """What the run of a checkpoint recorded; raises CheckpointError for a damaged log."""
     folder, manifest = checkpoint.folder.resolve(), checkpoint.manifest
     if manifest is None:
         lone = checkpoint.model_file.name != "model.safetensors"
-        return Origin(checkpoint.model_file.stem if lone else folder.name, measured=measured)
+        return Origin(checkpoint.model_file.stem if lone else folder.name)
     run, step, config = folder.parent, manifest["step"], manifest.get("config")
     if not isinstance(config, dict):
-        return Origin(run.name, measured=measured, imported=True)
+        return Origin(run.name, imported=True)
     recorded = recorded_at(run, step)
-    return Origin(run.name, step, config.get("steps"), manifest.get("corpus"), recorded, measured)
+    return Origin(run.name, step, config.get("steps"), manifest.get("corpus"), recorded)
 
 
 def recorded_at(run: Path, step: int) -> dict[str, Any] | None:
@@ -155,8 +157,8 @@ def predictions(origin: Origin) -> str:
     if origin.measured is not None:
         values = origin.measured.to_dict()
         said = (
-            f"Measured for this card on the split `{origin.measured.split}` (digest "
-            f"`{origin.measured.split_digest}`), in {origin.measured.precision}:"
+            f"Measured for this card on the held-out part of the corpus `{origin.measured_on}`\n"
+            f"(digest of that part: `{origin.measured.split_digest}`), in {origin.measured.precision}:"
         )
         window = f"{origin.measured.window}, policy {origin.measured.policy}"
         parts.append(measures({**values, "protocol": f"{values['protocol']}, window {window}"}, said))

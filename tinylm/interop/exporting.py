@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,11 @@ def export(
         warnings.warn(f"using {found.folder}, because {problem}", stacklevel=2)
     model = checkpoint.load_model(found.model_file).requires_grad_(False)
     check_qwen3_shape(model.config, PROGRAMS[config.to])
-    evaluation = None if config.data is None else evaluate(model, corpus_for(config.data).validation)
-    origin = origin_of(found, evaluation)
+    corpus = None if config.data is None else corpus_for(config.data)
+    evaluation = None if corpus is None else evaluate(model, corpus.validation)
+    origin = dataclasses.replace(
+        origin_of(found), measured=evaluation, measured_on=None if corpus is None else corpus.digest
+    )
     if config.to == "huggingface":
         from tinylm.interop.huggingface import verify_huggingface, write_huggingface
 
