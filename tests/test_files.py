@@ -586,3 +586,22 @@ class Seals(unittest.TestCase):
         value = {"a": 1}
         files.seal(value)
         self.assertEqual(value, {"a": 1})
+
+
+class NewFile(unittest.TestCase):
+    def test_a_file_takes_its_name_only_when_it_is_complete(self) -> None:
+        with tempfile.TemporaryDirectory() as holder:
+            path = Path(holder) / "deep" / "model.gguf"
+            for problem in (OSError(28, "No space left on device"), KeyboardInterrupt()):
+                with self.assertRaises(type(problem)) as caught, files.new_file(path) as temporary:
+                    temporary.write_bytes(b"half")
+                    self.assertFalse(path.exists())
+                    raise problem
+                self.assertEqual(list(Path(holder).iterdir()), [])
+                self.assertEqual(getattr(caught.exception, "filename", str(path)), str(path))
+            with files.new_file(path) as temporary:
+                temporary.write_bytes(b"whole")
+            self.assertEqual([entry.name for entry in path.parent.iterdir()], ["model.gguf"])
+            with self.assertRaises(FileExistsError), files.new_file(path):
+                self.fail("an existing file was given away")
+            self.assertEqual(path.read_bytes(), b"whole")
