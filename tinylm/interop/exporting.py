@@ -43,10 +43,10 @@ def export(
     out = Path(out)
     if out.exists() or out.is_symlink():
         raise ConfigError(f"out is {out}, which exists; choose another place, or remove it first")
-    found = checkpoint.find(path)
+    found, model = checkpoint.load(path)
+    model.requires_grad_(False)
     for problem in found.skipped:
         warnings.warn(f"using {found.folder}, because {problem}", stacklevel=2)
-    model = checkpoint.load_model(found.model_file).requires_grad_(False)
     check_qwen3_shape(model.config, PROGRAMS[config.to])
     corpus = None if config.data is None else corpus_for(config.data)
     evaluation = None if corpus is None else evaluate(model, corpus.validation)
@@ -61,10 +61,7 @@ def export(
             checks = verify_huggingface(model, folder)
         size = sum(file.stat().st_size for file in out.iterdir())
     else:
-        from tinylm.interop.gguf import (  # type: ignore[import-not-found, unused-ignore]
-            verify_gguf,
-            write_gguf,
-        )
+        from tinylm.interop.gguf import verify_gguf, write_gguf
 
         with files.new_file(out) as file:
             write_gguf(model, file, config.kind or "f32", origin.name)
