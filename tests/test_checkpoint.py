@@ -477,7 +477,7 @@ class TestReaders(Case):
         try:
             seen = set()
             until = time.monotonic() + 1.5
-            while time.monotonic() < until:
+            while time.monotonic() < until or (len(seen) < 4 and time.monotonic() < until + 20):
                 found, model = checkpoint.load(self.run_folder)
                 seen.add(found.folder.name)
                 self.assertEqual(found.skipped, ())
