@@ -90,7 +90,7 @@ def cell(message: str | None) -> str:
         return "loads"
     if "no tokenizer contract" in message:
         return "refused: no contract"
-    parts = (*contract.contract(), "SHA-256", "not finite", "bytes", "missing", "[32, 257]")
+    parts = (*contract.contract(), "SHA-256", "not finite", "bytes", "wrapped", "[32, 257]")
     return "refused" + next((f": {part}" for part in parts if part in message), "")
 
 

@@ -351,7 +351,7 @@ class TestSteps(Case):
                 shutil.rmtree(self.run_folder / "step-00000002", ignore_errors=True)
                 if not (self.run_folder / "step-00000001").exists():
                     self.save(1)
-            self.assertEqual(self.made[-2:], ["rename", "rmtree"])
+            self.assertEqual(self.made[-3:], ["rename", "fsync", "rmtree"])
             self.assertGreater(number, 12)
             shutil.rmtree(self.run_folder)
             self.run_folder.mkdir()

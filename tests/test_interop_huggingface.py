@@ -406,7 +406,7 @@ class TestImport(Case):
             (lambda it: it["tinylm"]["contract"].update(boundary_id=0), "expected 256, found 0"),
             (lambda it: it["tinylm"]["contract"].pop("vocabulary_sha256"), "vocabulary_sha256"),
             (lambda it: it["tinylm"].update(format=2), "format is 2"),
-            (lambda it: it["tinylm"].update(policy="mask"), "policy is 'mask'"),
+            (lambda it: it["tinylm"].update(policy="none"), "policy is 'none'"),
             (lambda it: it["tinylm"].update(more=1), "tinylm.more"),
         ):
             self.edit(folder, "config.json", change)

@@ -103,9 +103,7 @@ class Tensors(WithASavedStep):
         self.assertGreater(len(renamed), 5)
         with self.assertRaises(CheckpointError) as caught:
             checkpoint.load_model(self.alone)
-        for name in renamed:
-            self.assertIn(f"{name.removeprefix('_orig_mod.')} is missing", str(caught.exception))
-            self.assertIn(f"{name} is not a tensor of this model", str(caught.exception))
+        self.assertRegex(str(caught.exception), r"_orig_mod\..* was saved from a wrapped module; save the one")
 
     def test_a_tensor_of_another_shape_is_refused_with_both_shapes(self) -> None:
         self.alone.write_bytes(self.stage.DAMAGES["a matrix on its side"](self.whole))

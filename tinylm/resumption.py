@@ -77,6 +77,11 @@ def recall(folder: Path, changes: Mapping[str, Any], note: Callable[[str], None]
     manifest = found.manifest
     assert manifest is not None
     where = str(found.folder / checkpoint.MANIFEST)
+    if "imported" in manifest:
+        raise CheckpointError(
+            f"{folder}: was imported, so it holds no configuration, corpus or optimizer to go on with; "
+            f"train its weights on with: tinylm train DATA --init {folder}"
+        )
     if missing := [key for key in KEYS if key not in manifest]:
         raise CheckpointError(
             f"{where}: holds no {', '.join(missing)}: not a step that tinylm train wrote; start a new run "
