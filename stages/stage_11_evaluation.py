@@ -125,7 +125,7 @@ def measured(lab: Lab, folder: Path, corpus: Corpus, language_model: LanguageMod
 
     cheat = Peek(CONFIG).to(lab.device)
     cheat.load_state_dict(model.state_dict())
-    limit, few = (500, 100) if lab.quick else (10_000, 500)
+    limit, few = (500, 100) if lab.quick else (5_000, 500)
     honest, caught = (refereed(m, text, n, folder / "code") for m, n in ((model, limit), (cheat, few)))
     headers = ["the referee", "reported bytes", "code", "file", "tokens back"]
     lab.table(headers, [["Transformer, 0.13M", *honest], ["the same, peeking", *caught]])
