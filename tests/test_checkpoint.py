@@ -492,6 +492,26 @@ class TestReaders(Case):
         self.assertEqual(failures, [])
         self.assertGreater(len(seen), 3)
 
+    def test_a_step_folder_that_goes_while_it_is_looked_at_is_gone_and_nothing_else(self):
+        folder = self.save(1)
+        for name in ("is_file", "exists", "is_dir"):  # of Path: each look may be the last that finds it
+            real, calls = getattr(Path, name), []
+
+            def last(path, *given, real=real, calls=calls, **named):
+                found = real(path, *given, **named)
+                calls.append(path)
+                if len(calls) == 1:
+                    shutil.rmtree(folder)
+                return found
+
+            with (
+                mock.patch.object(Path, name, last),
+                self.assertRaisesRegex(CheckpointError, "does not exist"),
+            ):
+                checkpoint.load(folder)
+            self.assertTrue(calls)
+            self.save(1)
+
     def test_a_step_that_goes_while_it_is_read_gives_way_to_the_newer_one(self):
         for name in ("verify_step", "read_tensors"):
             real, calls = getattr(checkpoint, name), []

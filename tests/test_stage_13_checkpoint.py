@@ -103,7 +103,9 @@ class Tensors(WithASavedStep):
         self.assertGreater(len(renamed), 5)
         with self.assertRaises(CheckpointError) as caught:
             checkpoint.load_model(self.alone)
-        self.assertRegex(str(caught.exception), r"_orig_mod\..* was saved from a wrapped module; save the one")
+        self.assertRegex(
+            str(caught.exception), r"_orig_mod\..* was saved from a wrapped module; save the one"
+        )
 
     def test_a_tensor_of_another_shape_is_refused_with_both_shapes(self) -> None:
         self.alone.write_bytes(self.stage.DAMAGES["a matrix on its side"](self.whole))

@@ -32,6 +32,7 @@ TRAINING = "training.safetensors"
 MANIFEST = "manifest.json"
 KEY = "tinylm"
 STEP_FOLDER = re.compile(r"step-(\d{8})")
+GONE = "does not exist; expected a run folder, a step folder or a model file"
 TRIES = 100
 """How often a reader looks again where a trainer prunes the steps that it was about to read."""
 
@@ -143,7 +144,11 @@ def _listed(manifest: Mapping[str, Any], name: str, path: Path) -> tuple[int, st
 def list_steps(run: Path) -> list[tuple[int, Path]]:
     """Step folders of a run that have their name, newest first; whether they verify is not looked at."""
     found = []
-    for entry in run.iterdir():
+    try:
+        entries = list(run.iterdir())
+    except FileNotFoundError:
+        raise CheckpointError(f"{run}: {GONE}") from None
+    for entry in entries:
         match = STEP_FOLDER.fullmatch(entry.name)
         if match and entry.is_dir():
             found.append((int(match[1]), entry))
@@ -187,12 +192,11 @@ def find(path: str | os.PathLike[str]) -> Checkpoint:
     if path.is_file():
         beside = path.parent / MANIFEST
         return Checkpoint(path, verify_step(path.parent) if path.name == MODEL and beside.exists() else None)
-    if not path.exists():
-        raise CheckpointError(f"{path}: does not exist; expected a run folder, a step folder or a model file")
-    if not path.is_dir():
-        raise CheckpointError(
-            f"{path}: is not a file or folder; expected a run, a step folder or a model file"
-        )
+    if (
+        not path.is_dir()
+    ):  # asked first: a folder that a trainer prunes meanwhile is gone, not of another kind
+        problem = "is not a file or folder; expected a run, a step folder or a model file"
+        raise CheckpointError(f"{path}: {problem if path.exists() else GONE}")
     if (path / MANIFEST).exists():
         return Checkpoint(path / MODEL, verify_step(path))
     if (path / "corpus.json").is_file():
