@@ -88,7 +88,9 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
                     files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
                     return loop(run, 0, stop)
             except BaseException:
-                if not checkpoint.list_steps(folder):  # nothing that a resume could go on from
+                if folder.is_dir() and not checkpoint.list_steps(
+                    folder
+                ):  # nothing that a resume could go on from
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
 
