@@ -176,7 +176,7 @@ class Refusals(EvaluateCase):
                     "--protocol",
                     "strided",
                 ): "--against, --protocol strided",
-                ("--decode", "c", "--pictures", "p"): "--decode follow the disjoint protocol",
+                ("--decode", "c", "--pictures", "p"): "--pictures cannot stand beside --decode",
                 ("--code", "there"): "code there: exists already",
                 ("--pictures", "there"): "pictures there: is a file",
                 ("--code", "no/c"): "its folder does not exist",

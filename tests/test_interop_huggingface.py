@@ -23,7 +23,7 @@ import torch
 
 from tests.interop_support import SHAPES, SMALL, content, need, random_model, tensors_of
 from tinylm import checkpoint, contract, files, interop
-from tinylm.config import ModelConfig
+from tinylm.config import POLICIES, ModelConfig
 from tinylm.corpus import open_corpus
 from tinylm.errors import CheckpointError, ConfigError, TinylmError
 from tinylm.interop import huggingface, huggingface_verify, shape
@@ -217,6 +217,11 @@ class TestCard(Case):
             self.assertIn(str(value), card)
         for part in ("2 x 64", "4, 4; 16", "48 tokens", "untied", "`cross`"):
             self.assertIn(part, card)
+
+    def test_it_knows_every_policy(self):
+        for policy in POLICIES:
+            card = model_card(dataclasses.replace(SMALL, policy=policy), Origin())
+            self.assertRegex(card, rf"`{policy}`: \w")
 
     def test_it_says_so_where_nothing_was_recorded(self):
         card = model_card(SMALL, origin_of(checkpoint.find(SAMPLE)))

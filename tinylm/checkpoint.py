@@ -33,6 +33,8 @@ MANIFEST = "manifest.json"
 KEY = "tinylm"
 STEP_FOLDER = re.compile(r"step-(\d{8})")
 GONE = "does not exist; expected a run folder, a step folder or a model file"
+LISTINGS = 5
+"""How often an empty run is listed: a listing can miss a name that comes and one that goes."""
 TRIES = 100
 """How often a reader looks again where a trainer prunes the steps that it was about to read."""
 
@@ -165,6 +167,7 @@ def newest_step(run: Path) -> Checkpoint:
 
     A trainer may save and prune meanwhile: where a listed step is gone, the steps are listed again.
     """
+    listings = 1
     for _ in range(TRIES):
         skipped: list[str] = []
         gone = False
@@ -177,6 +180,9 @@ def newest_step(run: Path) -> Checkpoint:
                     break
                 skipped.append(str(error))
         if gone:
+            continue
+        if not skipped and listings < LISTINGS:
+            listings += 1  # one can miss both the new name, not there yet, and the old one, just gone
             continue
         if skipped:
             raise CheckpointError(f"{run}: no step verifies ({'; '.join(skipped)})")

@@ -113,33 +113,47 @@ def cpu_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def reproducible(machine: Machine) -> Iterator[None]:
-    """Inside, CUDA uses only operations that give the same bits every time, or raises, if the record says so.
+    """Inside, only operations that give the same bits every time are used, or torch raises.
 
-    cuBLAS reads its setting from the environment when it starts, so it is put there (and taken back).
-    On a CPU and a given number of threads every operation that we use is deterministic already.
+    On CUDA where the record asks for it: cuBLAS reads its setting from the environment when it starts, so
+    it is put there (and taken back). On a CPU where the step is compiled: compiled code would add up the
+    gradients of the embedding in the order in which its threads happen to arrive. Eager operations of ours
+    are deterministic there, for a given number of threads.
     """
+    if machine.device == "cpu" and machine.compile:
+        with _deterministic_operations():
+            yield
+        return
     if not (machine.deterministic and machine.device == "cuda"):
         yield
         return
     cudnn, given = torch.backends.cudnn, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    strict, lenient = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
     flags = cudnn.benchmark, cudnn.deterministic
     if given not in (":4096:8", ":16:8"):  # the two that NVIDIA documents as deterministic
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True)
     cudnn.benchmark, cudnn.deterministic = False, True
     try:
-        yield
+        with _deterministic_operations():
+            yield
     finally:
-        torch.use_deterministic_algorithms(strict, warn_only=lenient)
         cudnn.benchmark, cudnn.deterministic = flags
         if given is None:
             os.environ.pop("CUBLAS_WORKSPACE_CONFIG")
         else:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = given
+
+
+@contextmanager
+def _deterministic_operations() -> Iterator[None]:
+    strict, lenient = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=lenient)
 
 
 def matrix_rate(machine: Machine) -> float | None:

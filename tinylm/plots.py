@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,16 +38,22 @@ def draw_curve(run: Path, note: Callable[[str], None]) -> Path | None:
         marks,
         run.name.encode("utf-8", "replace").decode(),
     )
-    files.write_atomic(run / CURVE, svg_bytes(figure))
+    files.write_atomic(run / CURVE, svg_bytes(figure, outlines=run.name.isascii()))
     return run / CURVE
 
 
-def svg_bytes(figure: Figure) -> bytes:
-    """A figure as SVG without dates or random ids."""
+def svg_bytes(figure: Figure, *, outlines: bool = True) -> bytes:
+    """A figure as SVG without dates or random ids.
+
+    With `outlines` its text is drawn, else it stays text in the reader's own fonts: matplotlib's know few
+    scripts.
+    """
     import matplotlib
 
     buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "tinylm", "svg.fonttype": "path"}):
+    kind: Any = {"svg.hashsalt": "tinylm", "svg.fonttype": "path" if outlines else "none"}
+    with matplotlib.rc_context(kind), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "tinylm"})
     return buffer.getvalue()
 

@@ -18,8 +18,9 @@ from tinylm.corpus import Split
 from tinylm.errors import ConfigError, CorpusError
 
 SHORTEST_BUCKET = 16
-GROUP = 256
-"""Rows of like length that stay together in a `reset` epoch."""
+GROUP, GROUPS = 256, 16
+"""Rows of like length that stay together in a `reset` epoch, at most; and how many groups there are, at least
+(unless a batch is larger), so that a small corpus is not read from short rows to long ones."""
 
 MicroBatch = tuple[Integers, Integers, Integers | None]
 
@@ -179,9 +180,10 @@ class Plan:
             return shuffled
         buckets = _buckets(self._widths, self.window)[shuffled]
         alike = shuffled[np.argsort(buckets, kind="stable")]
-        groups = -(-count // GROUP)
+        size = max(self.batch_rows, min(GROUP, count // GROUPS))
+        groups = -(-count // size)
         order = permute(np.arange(groups), groups, key(self.seed, epoch, "groups"))
-        return np.concatenate([alike[group * GROUP : (group + 1) * GROUP] for group in order])
+        return np.concatenate([alike[group * size : (group + 1) * size] for group in order])
 
 
 def _buckets(lengths: Integers, window: int) -> Integers:

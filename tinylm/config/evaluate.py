@@ -59,7 +59,7 @@ class EvaluateConfig(Checked):
             others.append("--protocol strided")
         if coding and others:
             combined.append(
-                f"{' and '.join(coding)} follow the disjoint protocol with one model, and do not go with "
-                f"{', '.join(others)}; measure in a command of its own"
+                f"{', '.join(others)} cannot stand beside {' and '.join(coding)}, for which one model reads "
+                "the text by the disjoint protocol; measure in a command of its own"
             )
         return found + [problem for problem in combined if not found]

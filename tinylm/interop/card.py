@@ -123,6 +123,7 @@ tinylm import . RUN            # after fine-tuning elsewhere: back to a run that
 
 POLICY = {
     "cross": "attention reads across boundaries",
+    "mask": "a document never saw the others of its row, so give the model one document at a time",
     "reset": "a document was always alone in its row, so give the model one document at a time",
 }
 
