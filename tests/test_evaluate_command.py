@@ -176,6 +176,7 @@ class Refusals(EvaluateCase):
                     "--protocol",
                     "strided",
                 ): "--against, --protocol strided",
+                ("--decode", "c", "--limit", "9"): "--decode restores the whole of a file",
                 ("--decode", "c", "--pictures", "p"): "--pictures cannot stand beside --decode",
                 ("--code", "there"): "code there: exists already",
                 ("--pictures", "there"): "pictures there: is a file",

@@ -53,6 +53,8 @@ class EvaluateConfig(Checked):
             combined.append(f"stride is {self.stride}, which goes with --protocol strided")
         if self.restore is not None and self.decode is None:
             combined.append("restore needs --decode FILE, whose documents it writes")
+        if self.limit is not None and self.decode is not None and self.code is None:
+            combined.append(f"limit is {self.limit}, but --decode restores the whole of a file; leave it out")
         coding = [f"--{name}" for name in ("code", "decode") if getattr(self, name) is not None]
         others = [f"--{name}" for name in ("against", "pictures") if getattr(self, name) is not None]
         if self.protocol == "strided":
