@@ -97,7 +97,10 @@ def forbidden(tree: ast.AST) -> Iterator[tuple[int, str]]:
             positional = [getattr(argument, "value", None) for argument in node.args]
             if values.get("allow_pickle", False) is not False:
                 yield node.lineno, "allow_pickle"
-            if "ignore" in [values.get("errors"), *(positional if called(node) != "simplefilter" else [])]:
+            if "ignore" in [
+                values.get("errors"),
+                *(positional if called(node) not in ("simplefilter", "filterwarnings") else []),
+            ]:
                 yield node.lineno, 'errors="ignore"'
         for name in names:
             if PICKLES & {name, name.split(".")[0]} or name.startswith("torch.distributed.checkpoint"):
