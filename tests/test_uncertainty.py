@@ -75,10 +75,10 @@ class StandardError(unittest.TestCase):
 class WhatIsASample(unittest.TestCase):
     def test_documents_if_they_weigh_as_much_as_thirty(self) -> None:
         self.assertEqual(Clusters.of(Split.of([b"x" * 9000] * 30)).kind, "documents")
-        self.assertEqual(Clusters.of(Split.of([b"x" * 9000] * 29)).kind, "blocks of 8,192 bytes")
+        self.assertEqual(Clusters.of(Split.of([b"x" * 9000] * 29)).kind, "blocks of at most 8,192 bytes")
         self.assertEqual(Clusters.of(Split.of([b"x" * 8192] * 3)).kind, "documents")
         lopsided = Clusters.of(Split.of([b"abc"] * 60 + [b"x" * 20_000]))
-        self.assertEqual((lopsided.kind, len(lopsided)), ("blocks of 8,192 bytes", 60 + 3))
+        self.assertEqual((lopsided.kind, len(lopsided)), ("blocks of at most 8,192 bytes", 60 + 3))
 
     def test_blocks_of_a_single_document_and_its_end_in_the_last(self) -> None:
         for size, blocks in ((1, 1), (8191, 1), (8192, 1), (8193, 2), (16384, 2), (20_000, 3)):
@@ -101,7 +101,7 @@ class WhatIsASample(unittest.TestCase):
     def test_an_evaluation_of_one_document_says_blocks_and_has_no_error_for_one(self) -> None:
         short, long = (evaluate(Uniform(SMALL), Split.of([b"ab" * n])) for n in (100, 10_000))
         self.assertEqual((short.standard_error, short.clusters, short.cluster_count), (None, "documents", 1))
-        self.assertEqual((long.clusters, long.cluster_count), ("blocks of 8,192 bytes", 3))
+        self.assertEqual((long.clusters, long.cluster_count), ("blocks of at most 8,192 bytes", 3))
         self.assertIsNotNone(long.standard_error)
 
 

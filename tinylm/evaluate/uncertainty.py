@@ -49,7 +49,7 @@ class Clusters:
             return cls("documents", np.asarray(split.starts, dtype=np.int64))
         document = np.repeat(np.arange(len(sizes)), counts)
         number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return cls(f"blocks of {BLOCK_BYTES:,} bytes", split.starts[document] + number * BLOCK_BYTES)
+        return cls(f"blocks of at most {BLOCK_BYTES:,} bytes", split.starts[document] + number * BLOCK_BYTES)
 
     def __len__(self) -> int:
         return len(self.starts)
