@@ -67,7 +67,7 @@ def quickstart(config: QuickstartConfig, out: Console) -> TrainResult:
         f"train on your own texts     tinylm train my_texts/ --minutes 10\n"
         "look at a corpus first      tinylm corpus build my_texts/ --out corpora/mine && tinylm corpus show "
         "corpora/mine\n"
-        f"how it works                python stages/stage_04_byte_tokenizer.py"
+        f"how it works                python stages/stage_01_counting.py"
     )
     out.print(f"\n{time.monotonic() - started:.0f} seconds in all")
     return result
