@@ -14,20 +14,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SHOWN = 8
+EVERY = 20.0
+"""Seconds between two lines of progress: a proof that is silent cannot be told from one that hangs."""
 
 
 @dataclass
 class Row:
     """One kind of fault: how many were injected, how many of them lost something, and what."""
 
+    kind: str
+    began: float
     injected: int = 0
     losses: list[str] = field(default_factory=list)
+    _told: float = field(default_factory=time.monotonic)
 
     def count(self, where: str, problem: str | None) -> None:
         """Count a fault; `problem` says what was lost by it."""
         self.injected += 1
         if problem is not None:
             self.losses.append(f"{where}: {problem}")
+        now = time.monotonic()
+        if now - self._told > EVERY:
+            self._told = now
+            print(f"... {now - self.began:4.0f} s  {self.kind}: {self.injected:,} injected", file=sys.stderr)
 
 
 class Proof:
@@ -47,11 +56,11 @@ class Proof:
 
     def row(self, kind: str) -> Row:
         """The counts of a kind of fault."""
-        return self.rows.setdefault(kind, Row())
+        return self.rows.setdefault(kind, Row(kind, self._began))
 
     def control(self, change: str) -> Row:
         """The counts with a safeguard taken out: something must be lost here."""
-        return self.controls.setdefault(change, Row())
+        return self.controls.setdefault(change, Row(f"without {change}", self._began))
 
     def note(self, text: str) -> None:
         """Print a line under the table."""
