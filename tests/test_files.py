@@ -315,6 +315,20 @@ class NewFolder(InFolder):
             after.count("fsync"), 3 if os.name == "posix" else 0
         )  # of a/b, a, and the outer folder
 
+    def test_where_no_file_can_be_closed_any_more_the_error_that_is_told_still_names_the_folder(self) -> None:
+        def broken(descriptor: int) -> None:
+            close(descriptor)
+            raise OSError(errno.EIO, "Input/output error")
+
+        close = os.close
+        with self.assertRaises(OSError) as caught, files.new_folder(self.path) as temporary:
+            files.write_atomic(temporary / "data", b"new")
+            (temporary / "inner").mkdir()
+            patched = mock.patch("os.close", broken)
+            patched.start()
+            self.addCleanup(patched.stop)
+        self.assertIn(self.path.name, str(caught.exception.filename))
+
     def test_whichever_call_fails_nothing_the_old_or_the_whole_new_folder_remains(self) -> None:
         for existing, error in itertools.product(
             (False, True), (OSError(errno.EIO, os.strerror(errno.EIO)), KeyboardInterrupt())

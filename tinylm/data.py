@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tinylm import files
 from tinylm.config import CorpusConfig
 from tinylm.corpus import MANIFEST, Corpus, build_corpus, open_corpus
 from tinylm.errors import CorpusError
@@ -51,7 +51,7 @@ def corpus_for(
                     return found
         raise CorpusError(f"{place}: exists and is another corpus; remove it, or name it as DATA")
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        files.discard(building)
 
 
 def changed(config: CorpusConfig) -> list[str]:

@@ -101,7 +101,7 @@ def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterat
         sync_folder(temporary)
         _take_name(temporary, path, replace)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        discard(temporary)
         with contextlib.suppress(OSError):
             for folder in missing:
                 folder.rmdir()
@@ -154,7 +154,7 @@ def _take_name(temporary: Path, path: Path, replace: bool) -> None:
                     os.rename(path, temporary)
                 os.rename(aside, path)
             raise
-    shutil.rmtree(aside, ignore_errors=True)
+    discard(aside)
 
 
 def beside(path: Path, kind: str) -> Path:
@@ -183,7 +183,16 @@ def remove_folder(path: Path) -> None:
         with contextlib.suppress(OSError):
             os.rename(aside, path)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    discard(aside)
+
+
+def discard(folder: Path) -> None:
+    """Remove as much of a folder as can be removed, without a word: what remains has a name of `clean`'s.
+
+    `rmtree` alone lets an error of closing a folder through, which would hide the error that is being told.
+    """
+    with contextlib.suppress(OSError):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def left_behind(folder: Path) -> list[tuple[Path, str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +90,7 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
                 if folder.is_dir() and not checkpoint.list_steps(
                     folder
                 ):  # nothing that a resume could go on from
-                    shutil.rmtree(folder, ignore_errors=True)
+                    files.discard(folder)
                 raise
 
 
