@@ -206,15 +206,10 @@ class Engine:
             while budget > 0 and len(ids := generation.window.unread(self._chunk)) > 1:
                 logits[generation.slot] = self._read_chunk(generation, ids)
                 budget -= len(ids)
-        tokens = {}
-        for generation in active:
-            window = generation.window
-            if len(window.tokens) == window.read + 1:
-                tokens[generation.slot] = (window.read, window.tokens[-1])
+        single = [g for g in active if len(g.window.tokens) == g.window.read + 1]
+        tokens = {g.slot: (g.window.read, g.window.tokens[-1]) for g in single}
         logits.update(self._reader.step(tokens))
-        for slot in tokens:
-            generation = self._slots[slot].generation
-            assert generation is not None
+        for generation in single:
             generation.window.read += 1
         found: list[tuple[Generation, Sampled | TinylmError]] = []
         for generation in active:

@@ -62,7 +62,7 @@ def independent_rows(model: Transformer) -> Transformer:
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and sum(parameter.numel() for parameter in model.parameters()) >= PACKED_FROM
     )

@@ -58,8 +58,8 @@ class Reader:
 
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
-        last_BV = self._forward(slot, [position], [list(ids)])
-        return last_BV[0]
+        last_V: Floats = self._forward(slot, [position], [list(ids)])[0]
+        return last_V
 
     def step(self, tokens: Mapping[int, tuple[int, int]]) -> dict[int, Floats]:
         """Read one token in each of several slots, given as (position, id); the logits of each slot."""
