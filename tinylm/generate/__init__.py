@@ -10,12 +10,13 @@ from collections.abc import Generator
 
 from tinylm.config import GenerateConfig
 from tinylm.events import Event
-from tinylm.generate.context import Cache, Context, Model, prompt_ids, window_start
+from tinylm.generate.context import Context, prompt_ids, window_start
 from tinylm.generate.engine import Engine, Generation, Sampled, Task
+from tinylm.generate.reader import CHUNK, Model
 from tinylm.tokenizer import Ids
 
 __all__ = [
-    "Cache",
+    "CHUNK",
     "Context",
     "Engine",
     "Generation",
