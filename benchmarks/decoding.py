@@ -73,9 +73,9 @@ def in_engine(model: Transformer, fast: bool) -> Decode:
 def in_transformers(model: Transformer, folder: Path) -> Decode | None:
     if importlib.util.find_spec("transformers") is None:
         return None
-    from tinylm.interop.huggingface import export
+    from tinylm.interop.huggingface import write_huggingface
 
-    export(model, folder)
+    write_huggingface(model, folder)
     transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     other = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -90,9 +90,9 @@ def in_transformers(model: Transformer, folder: Path) -> Decode | None:
 
 
 def in_llama_cpp(llama: LlamaCpp, model: Transformer, path: Path, tokens: int) -> Decode:
-    from tinylm.interop.gguf import export
+    from tinylm.interop.gguf import write_gguf
 
-    export(model, path)
+    write_gguf(model, path, "f32", path.stem)
     llama.load(path, PROMPT + tokens)
 
     def decode(streams: int, tokens: int) -> None:
@@ -205,8 +205,8 @@ def main() -> None:
             "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         }
         shapes = {name: dataclasses.asdict(PRESETS[name]) for name in options.presets.split(",")}
-        told = {"machine": machine, "presets": shapes, "rows": rows}
-        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        written = json.dumps({"machine": machine, "presets": shapes, "rows": rows}, indent=1)
+        options.json.write_text(written + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -72,6 +72,10 @@ def alone(model: torch.nn.Module, task: Task, **options: bool) -> Seen:
     return run_all(Engine(model, 1, chunk=CHUNK, **options), [replace(task, reuse=False)])[0]
 
 
+def alone_scripted(logits_PV: np.ndarray, task: Task) -> list[int]:
+    return run_all(Engine(ScriptedModel(logits_PV)), [task])[0].ids
+
+
 def some_task(seed: int, length: int, tokens: int, shared: int = 0) -> Task:
     """A task with a prompt of `length` ids, of which the first `shared` are those of other tasks."""
     ids = np.random.default_rng(seed).integers(0, VOCABULARY_SIZE, length)
@@ -276,6 +280,36 @@ class Failures(unittest.TestCase):
         for _ in range(2):
             self.assertIn("nan", run_all(engine, [poisoned])[0].error)
             self.assertEqual(run_all(engine, [clean])[0].logits, expected.logits)
+
+    def test_a_constraint_that_fails_ends_its_own_generation_only(self) -> None:
+        class Failing:
+            def __init__(self, calls: int) -> None:
+                self.calls = calls
+
+            def start(self) -> Failing:
+                return Failing(self.calls)
+
+            def allowed(self, room: int | None = None) -> np.ndarray:
+                self.calls -= 1
+                if self.calls < 0:
+                    raise KeyError("no such\nrule")
+                return np.arange(VOCABULARY_SIZE) == 70 + self.calls
+
+            def advance(self, token: int) -> None:
+                if token == 71:
+                    raise TypeError("not 71")
+
+        plain = Task((256,), GenerateConfig(max_tokens=5, temperature=1.0))
+        logits = np.random.default_rng(0).normal(0, 2, (40, VOCABULARY_SIZE))
+        engine = Engine(ScriptedModel(logits), 4)
+        asked = [plain, replace(plain, constraint=Failing(1)), replace(plain, constraint=Failing(2)), plain]
+        found = run_all(engine, asked)
+        self.assertEqual([found[0].ids, found[3].ids], [alone_scripted(logits, plain)] * 2)
+        self.assertEqual(found[1].ids, [70])
+        self.assertIn("failed with KeyError: 'no such", found[1].error)
+        self.assertNotIn("\n", found[1].error)
+        self.assertEqual((found[2].ids, "TypeError: not 71" in found[2].error), ([], True))
+        self.assertEqual(engine.free, 4)
 
     def test_all_slots_taken_and_wrong_tasks_are_refused(self) -> None:
         engine = Engine(scripted([65]), 1)
