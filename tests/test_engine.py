@@ -68,8 +68,15 @@ def run_all(engine: Engine, tasks: Sequence[Task]) -> list[Seen]:
     return seen
 
 
-def alone(model: torch.nn.Module, task: Task, **options: bool) -> Seen:
-    return run_all(Engine(model, 1, chunk=CHUNK, **options), [replace(task, reuse=False)])[0]
+KNOWN: dict[tuple[torch.nn.Module, int, str], Seen] = {}
+
+
+def alone(model: torch.nn.Module, task: Task) -> Seen:
+    """What a task gives in an engine of its own; worked out once for each model, and layout of its weights."""
+    key = (model, independence.PACKED_FROM, str(task))
+    if key not in KNOWN:
+        KNOWN[key] = run_all(Engine(model, 1, chunk=CHUNK), [replace(task, reuse=False)])[0]
+    return KNOWN[key]
 
 
 def alone_scripted(logits_PV: np.ndarray, task: Task) -> list[int]:
@@ -85,7 +92,7 @@ def some_task(seed: int, length: int, tokens: int, shared: int = 0) -> Task:
 
 
 tasks = st.builds(
-    some_task, st.integers(0, 50), st.integers(1, 60), st.integers(1, 12), st.sampled_from((0, 8, 17, 40))
+    some_task, st.integers(0, 5), st.sampled_from((1, 8, 20, 43)), st.integers(1, 8), st.sampled_from((0, 17))
 )
 
 
@@ -98,7 +105,7 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
 
     def test_alone_or_among_16_in_every_slot(self) -> None:
         for model in (small(), packed_too()):
-            asked = [some_task(seed, 1 + 3 * seed, 6 + seed % 5) for seed in range(16)]
+            asked = [some_task(seed, 1 + 3 * seed, 4 + seed % 3) for seed in range(16)]
             for order in (asked, asked[::-1], asked[5:] + asked[:5]):
                 self.check(model, run_all(Engine(model, 16, chunk=CHUNK), order), order)
 
@@ -112,17 +119,17 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
         self.check(model, run_all(Engine(model, 5, chunk=CHUNK), asked), asked)
 
     def test_whatever_the_number_of_slots(self) -> None:
-        asked = [some_task(seed, 20, 8) for seed in range(20)]
-        for slots in (1, 2, 3, 20):
+        asked = [some_task(seed, 20, 4) for seed in range(18)]
+        for slots in (1, 2, 3, 18):
             self.check(small(), run_all(Engine(small(), slots, chunk=CHUNK), asked), asked)
 
     def test_generate_gives_what_a_full_engine_gives(self) -> None:
-        asked = [some_task(seed, 3 + 40 * (seed % 2), 30) for seed in range(16)]
+        asked = [some_task(seed, 3 + 40 * (seed % 2), 12) for seed in range(16)]
         for seen, task in zip(run_all(Engine(small(), 16), asked), asked, strict=True):
             ids = [token for event in generate(small(), task.prompt, task.config) for token in event.ids]
             self.assertEqual(ids, seen.ids)
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=20)
     @given(st.lists(tasks, min_size=1, max_size=8), st.integers(1, 6), st.data())
     def test_whatever_joins_leaves_pauses_or_is_cancelled(
         self, asked: list[Task], slots: int, data: st.DataObject
@@ -166,8 +173,8 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
 class Prompts(unittest.TestCase):
     def test_a_prompt_in_chunks_means_what_it_means_whole(self) -> None:
         model = random_transformer(SMALL, 3, torch.float64).requires_grad_(False)
-        for length in (1, 7, 8, 9, 16, 40, 48, 70):
-            task = some_task(length, length, 10)
+        for length in (1, 7, 8, 9, 16, 48, 70):
+            task = some_task(length, length, 4)
             by_chunks = run_all(Engine(model, 2, chunk=CHUNK), [task])[0]
             whole = run_all(Engine(model, 2, chunk=1000), [task])[0]
             self.assertEqual(by_chunks.ids, whole.ids)

@@ -158,6 +158,11 @@ class TestSlots(unittest.TestCase):
             for row, start, logits in zip(rows, positions, found, strict=True):
                 self.assertLess(float((logits - whole[row, start : start + size]).abs().max()), 1e-10)
         self.assertEqual(float(slots.keys_LBHSK[:, 0].abs().max()), 0.0)
+        # An idle row between others changes nothing before the last place of its window.
+        before = slots.keys_LBHSK[:, 2, :, :23].clone()
+        found = model(ids[:, 20:21], slots.at(1, [20, None, 14]))
+        self.assertTrue(torch.equal(slots.keys_LBHSK[:, 2, :, :23], before))
+        self.assertLess(float((found[0, 0] - whole[0, 20]).abs().max()), 1e-10)
 
     def test_what_is_copied_is_read_on_from_and_what_is_cleared_is_gone(self):
         model, ids = awake(TINY), torch.arange(20)[None]

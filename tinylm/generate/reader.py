@@ -26,7 +26,8 @@ class Model(Protocol):
     """What generation needs of a model: Transformer has it, and so has a script of logits.
 
     `new_slots(n)` gives an object with `at(first, positions)`, the cache of a forward pass in which row b
-    reads on in slot first + b from positions[b]; `copy(source, target, length)`; and `clear(slot)`.
+    reads on in slot first + b from positions[b], or is idle where that is None; `copy(source, target,
+    length)`; and `clear(slot)`.
     """
 
     @property
@@ -51,7 +52,6 @@ class Reader:
     def __init__(self, model: Model, slots: int, *, fast: bool = False) -> None:
         self._model = model
         self._slots = model.new_slots(slots)
-        self._window = model.config.window
         if isinstance(model, Transformer) and not fast:
             self._model = independent_rows(model)
             self._slots.keys_step = keys_step(self._slots, model.config.heads)
@@ -65,8 +65,7 @@ class Reader:
         """Read one token in each of several slots, given as (position, id); the logits of each slot."""
         found = {}
         for rows in spans(sorted(tokens)):
-            # What stands between two rows writes where no key is kept: see `Engine`.
-            places = [tokens.get(slot, (self._window - 1, 0)) for slot in rows]
+            places = [tokens.get(slot, (None, 0)) for slot in rows]
             last_BV = self._forward(rows[0], [place for place, _ in places], [[token] for _, token in places])
             found.update({slot: last_BV[slot - rows[0]] for slot in rows if slot in tokens})
         return found
@@ -79,7 +78,7 @@ class Reader:
         """Forget what may not be finite."""
         self._slots.clear(slot)
 
-    def _forward(self, first: int, positions: list[int], ids: list[list[int]]) -> Floats:
+    def _forward(self, first: int, positions: Sequence[int | None], ids: list[list[int]]) -> Floats:
         """Logits (float64 [B, 257], on the host) after the last token of each row."""
         ids_BT = torch.tensor(ids, dtype=torch.int64, device=self._model.device)
         # Not around a yield: the mode would reach into the caller's own code.
