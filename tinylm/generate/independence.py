@@ -48,11 +48,12 @@ class RowLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.numel() // x.shape[-1]
-        if rows >= self._least:
-            return _product(x, self._weight, self._packed)
-        filled = F.pad(x.reshape(rows, -1), (0, 0, 0, self._least - rows))
-        return _product(filled, self._weight, self._packed)[:rows].reshape(*x.shape[:-1], -1)
+        # Always a matrix: with three axes another kernel may be chosen.
+        x_RD = x.reshape(-1, x.shape[-1])
+        rows = x_RD.shape[0]
+        if rows < self._least:
+            x_RD = F.pad(x_RD, (0, 0, 0, self._least - rows))
+        return _product(x_RD, self._weight, self._packed)[:rows].reshape(*x.shape[:-1], -1)
 
 
 def independent_rows(model: Transformer) -> Transformer:
