@@ -284,8 +284,14 @@ class Failures(unittest.TestCase):
         self.assertEqual((len(expected.ids), expected.error), (5, ""))
         engine = Engine(model, 1, chunk=CHUNK)
         poisoned = replace(some_task(2, 30, 5), prompt=(*range(20, 45), 7, 8, 9))
-        for _ in range(2):
-            self.assertIn("nan", run_all(engine, [poisoned])[0].error)
+        for cut in (False, True):
+            if cut:
+                generation = engine.start(replace(poisoned, prompt=(*poisoned.prompt, *range(50, 65))))
+                for _ in range(5):
+                    self.assertEqual(engine.step(), [])
+                engine.cancel(generation)
+            else:
+                self.assertIn("nan", run_all(engine, [poisoned])[0].error)
             self.assertTrue(run_all(engine, [clean])[0].logits == expected.logits, "other bits")
 
     def test_a_constraint_that_fails_ends_its_own_generation_only(self) -> None:

@@ -128,6 +128,7 @@ class Generation:
     """A task in a slot. `stream.end` is set once it is over; then `stream.finish()` gives the final event.
 
     `reused`: prompt tokens whose keys another generation had computed. `paused`: the engine leaves it alone.
+    `finite`: whether the logits after what was read last are, and so all keys and values that they see.
     """
 
     def __init__(self, task: Task, slot: int, window: Window) -> None:
@@ -136,6 +137,7 @@ class Generation:
         self.stream = EventStream(task.config.stop, task.config.max_tokens)
         self.paused = False
         self.reused = 0
+        self.finite = True
         self.window = window
         self.constraint: Constraint | None = ValidUtf8() if task.config.valid_utf8 else None
         if task.constraint is not None:
@@ -228,8 +230,14 @@ class Engine:
 
     def cancel(self, generation: Generation) -> None:
         """Free the slot at once; nothing more is sampled. Harmless when it is over already."""
-        if generation.slot >= 0 and self._slots[generation.slot].generation is generation:
-            self._slots[generation.slot].generation = None
+        slot = self._slots[generation.slot]
+        if slot.generation is not generation:
+            return
+        slot.generation = None
+        if not generation.finite:
+            # It would reach the next generation through a mask: 0 times NaN is NaN.
+            self._reader.clear(generation.slot)
+            slot.chunks = []
 
     def step(self) -> list[tuple[Generation, Sampled | TinylmError]]:
         """Move every generation that is not paused on by at most one token, and free slots that ended.
@@ -249,6 +257,7 @@ class Engine:
         logits.update(self._reader.step(tokens))
         for generation in single:
             generation.window.read += 1
+            generation.finite = bool(np.isfinite(logits[generation.slot].sum()))
         found: list[tuple[Generation, Sampled | TinylmError]] = []
         for generation in active:
             if generation.window.read < len(generation.window.tokens):
@@ -257,9 +266,6 @@ class Engine:
                 outcome: Sampled | TinylmError = sample(generation, logits[generation.slot])
             except TinylmError as error:
                 outcome = error
-                # What is not finite would reach the next generation through a mask: 0 times NaN is NaN.
-                self._reader.clear(generation.slot)
-                self._slots[generation.slot].chunks = []
             found.append((generation, outcome))
             if isinstance(outcome, TinylmError) or generation.stream.end is not None:
                 self.cancel(generation)
@@ -270,6 +276,7 @@ class Engine:
         if window.read == 0:
             slot.chunks = []
         logits_V = self._reader.chunk(generation.slot, window.read, ids)
+        generation.finite = bool(np.isfinite(logits_V.sum()))
         begin, window.read = window.read, window.read + len(ids)
         if len(ids) == self._chunk and len(slot.chunks) == begin and window.read < self._config.window:
             slot.chunks += ids
