@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tests.scripted import ScriptedModel, scripted
 from tests.test_generate import random_transformer
-from tinylm.config import GenerateConfig, ModelConfig
+from tinylm.config import PRESETS, GenerateConfig, ModelConfig
 from tinylm.contract import VOCABULARY_SIZE
 from tinylm.errors import RequestError, TinylmError
 from tinylm.generate import Engine, Generation, Sampled, Task, generate, independence
-from tinylm.generate.reader import spans
+from tinylm.generate.reader import Reader, spans
 
 SMALL = ModelConfig(layers=2, width=64, mlp_width=96, heads=4, kv_heads=2, head_size=32, window=48)
 CHUNK = 8
@@ -168,6 +168,36 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
         for one, other in zip(plain, run_all(Engine(small(), 6, fast=True), asked), strict=True):
             first, second = (np.frombuffer(seen.logits[0]) for seen in (one, other))
             np.testing.assert_allclose(first, second, rtol=0, atol=1e-3)
+
+
+class RowsAtTheShapesOfThePresets(unittest.TestCase):
+    def test_a_row_is_the_same_among_any_number_of_rows(self) -> None:
+        threads = torch.get_num_threads()
+        self.addCleanup(torch.set_num_threads, threads)
+        for preset in ("nano", "micro", "mini"):
+            config = replace(PRESETS[preset], layers=1, window=128)
+            model = random_transformer(config, 0).requires_grad_(False)
+            for count, from_parameters in ((1, 2**60), (2, 0), (2, 2**60)):
+                torch.set_num_threads(count)
+                with mock.patch.object(independence, "PACKED_FROM", from_parameters):
+                    many, one = Reader(model, 17), Reader(model, 1)
+                ids = np.random.default_rng(0).integers(0, 257, (17, 70)).tolist()
+                lengths = [1 + 4 * slot for slot in range(17)]
+                expected = {}
+                for slot, length in enumerate(lengths):
+                    for reader, place in ((many, slot), (one, 0)):
+                        for start in range(0, length, 8):
+                            reader.chunk(place, start, ids[slot][start : min(start + 8, length)])
+                    expected[slot] = one.step({0: (length, 7)})[0]
+                for rows in range(1, 18):
+                    for first in {0, 17 - rows}:
+                        chosen = range(first, first + rows)
+                        found = many.step({slot: (lengths[slot], 7) for slot in chosen})
+                        for slot in chosen:
+                            same = np.array_equal(found[slot], expected[slot])
+                            self.assertTrue(same, (preset, count, rows, slot))
+                scattered = many.step({slot: (lengths[slot], 7) for slot in (1, 4, 9, 10, 16)})
+                self.assertTrue(all(np.array_equal(row, expected[slot]) for slot, row in scattered.items()))
 
 
 class Prompts(unittest.TestCase):

@@ -29,7 +29,7 @@ more than the arithmetic."""
 
 
 class RowLinear(nn.Module):
-    """`F.linear` without a bias, in which a row of the result depends on the same row of the input alone."""
+    """`F.linear` without a bias. From `least` rows on, a row of the result depends on its input alone."""
 
     def __init__(self, weight: Tensor, packed: bool) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class RowLinear(nn.Module):
         self._packed: Tensor | None = None
         if packed:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, ROWS)
-        self._least = _least_rows(
+        self.least = _least_rows(
             weight.shape[1],
             weight.shape[0],
             weight.dtype,
@@ -50,14 +50,12 @@ class RowLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # Always a matrix: with three axes another kernel may be chosen.
         x_RD = x.reshape(-1, x.shape[-1])
-        rows = x_RD.shape[0]
-        if rows < self._least:
-            x_RD = F.pad(x_RD, (0, 0, 0, self._least - rows))
-        return _product(x_RD, self._weight, self._packed)[:rows].reshape(*x.shape[:-1], -1)
+        return _product(x_RD, self._weight, self._packed).view(*x.shape[:-1], -1)
 
 
-def independent_rows(model: Transformer) -> Transformer:
-    """A model of the same weights, as they are now, in which rows do not depend on one another."""
+def independent_rows(model: Transformer) -> tuple[Transformer, int]:
+    """A model of the same weights, as they are now, and the number of rows from which on they do not depend
+    on one another, nor on how many there are up to ROWS."""
     weight = model.model.embed_tokens.weight
     packed = (
         weight.device.type == "cpu"
@@ -71,7 +69,7 @@ def independent_rows(model: Transformer) -> Transformer:
     assert isinstance(twin, Transformer)
     if twin.lm_head is None:
         twin._modules["lm_head"] = RowLinear(weight, packed)
-    return twin
+    return twin, max(part.least for part in twin.modules() if isinstance(part, RowLinear))
 
 
 def _replaced(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:

@@ -50,22 +50,29 @@ class Reader:
     """
 
     def __init__(self, model: Model, slots: int, *, fast: bool = False) -> None:
-        self._model = model
-        self._slots = model.new_slots(slots)
+        self._model, self._least = model, 1
         if isinstance(model, Transformer) and not fast:
-            self._model = independent_rows(model)
+            self._model, self._least = independent_rows(model)
+        # Rows that fill up a step stand behind the last slot, if not in one that is idle.
+        self._slots = model.new_slots(slots + self._least - 1)
+        if isinstance(model, Transformer) and not fast:
             self._slots.keys_step = keys_step(self._slots, model.config.heads)
 
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
-        last_V: Floats = self._forward(slot, [position], [list(ids)])[0]
+        if len(ids) < self._least:
+            for index, token in enumerate(ids):
+                last_V = self.step({slot: (position + index, token)})[slot]
+        else:
+            last_V = self._forward(slot, [position], [list(ids)])[0]
         return last_V
 
     def step(self, tokens: Mapping[int, tuple[int, int]]) -> dict[int, Floats]:
         """Read one token in each of several slots, given as (position, id); the logits of each slot."""
-        found = {}
+        found: dict[int, Floats] = {}
         for rows in spans(sorted(tokens)):
-            places = [tokens.get(slot, (None, 0)) for slot in rows]
+            filled = range(rows[0], rows[0] + max(len(rows), self._least))
+            places = [tokens.get(slot, (None, 0)) for slot in filled]
             last_BV = self._forward(rows[0], [place for place, _ in places], [[token] for _, token in places])
             found.update({slot: last_BV[slot - rows[0]] for slot in rows if slot in tokens})
         return found
