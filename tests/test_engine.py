@@ -118,6 +118,12 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
         asked = [some_task(seed, 5, 6) for seed in range(5)]
         self.check(model, run_all(Engine(model, 5, chunk=CHUNK), asked), asked)
 
+    def test_where_no_number_of_rows_equals_another_and_keys_may_not_be_cut(self) -> None:
+        asked = [some_task(seed, 5, 4) for seed in range(5)]
+        with mock.patch.object(independence, "_measured", return_value=(independence.ROWS, False)):
+            alike = [run_all(Engine(small(), slots, chunk=CHUNK), asked) for slots in (1, 5)]
+        self.assertEqual(*alike)
+
     def test_whatever_the_number_of_slots(self) -> None:
         asked = [some_task(seed, 20, 4) for seed in range(18)]
         for slots in (1, 2, 3, 18):

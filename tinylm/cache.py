@@ -58,6 +58,10 @@ class Slots:
         """
         return SlotRows(self, first, positions)
 
+    def attend_to_all(self) -> None:
+        """Attend over the whole buffer, however few keys are seen."""
+        self.keys_step = self.keys_LBHSK.shape[3]
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Give a slot the first `length` keys and values of another."""
         for buffer_LBHSK in (self.keys_LBHSK, self.values_LBHSK):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tinylm.config import ModelConfig
 from tinylm.contract import VOCABULARY_SIZE
-from tinylm.generate.independence import ROWS, independent_rows, keys_step
+from tinylm.generate.independence import ROWS, independent_rows
 from tinylm.model import Transformer
 from tinylm.sampling import Floats
 from tinylm.shapes import check_shape
@@ -50,13 +50,13 @@ class Reader:
     """
 
     def __init__(self, model: Model, slots: int, *, fast: bool = False) -> None:
-        self._model, self._least = model, 1
+        self._model, self._least, cuttable = model, 1, True
         if isinstance(model, Transformer) and not fast:
-            self._model, self._least = independent_rows(model)
+            self._model, self._least, cuttable = independent_rows(model)
         # Rows that fill up a step stand behind the last slot, if not in one that is idle.
         self._slots = model.new_slots(slots + self._least - 1)
-        if isinstance(model, Transformer) and not fast:
-            self._slots.keys_step = keys_step(self._slots, model.config.heads)
+        if not cuttable:
+            self._slots.attend_to_all()
 
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
