@@ -28,8 +28,8 @@ class ScriptedSlots:
         self.cleared: list[int] = []
         self.positions: tuple[int, ...] = ()
 
-    def at(self, first: int, positions: Sequence[int]) -> ScriptedSlots:
-        self.positions = tuple(positions)
+    def at(self, first: int, positions: Sequence[int | None]) -> ScriptedSlots:
+        self.positions = tuple(position or 0 for position in positions)
         return self
 
     def copy(self, source: int, target: int, length: int) -> None:

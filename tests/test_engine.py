@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tests.scripted import ScriptedModel, scripted
 from tests.test_generate import random_transformer
-from tinylm.config import GenerateConfig, ModelConfig
+from tinylm.config import PRESETS, GenerateConfig, ModelConfig
 from tinylm.contract import VOCABULARY_SIZE
 from tinylm.errors import RequestError, TinylmError
 from tinylm.generate import Engine, Generation, Sampled, Task, generate, independence
-from tinylm.generate.reader import spans
+from tinylm.generate.reader import Reader, spans
 
 SMALL = ModelConfig(layers=2, width=64, mlp_width=96, heads=4, kv_heads=2, head_size=32, window=48)
 CHUNK = 8
@@ -68,8 +68,19 @@ def run_all(engine: Engine, tasks: Sequence[Task]) -> list[Seen]:
     return seen
 
 
-def alone(model: torch.nn.Module, task: Task, **options: bool) -> Seen:
-    return run_all(Engine(model, 1, chunk=CHUNK, **options), [replace(task, reuse=False)])[0]
+KNOWN: dict[tuple[torch.nn.Module, int, str], Seen] = {}
+
+
+def alone(model: torch.nn.Module, task: Task) -> Seen:
+    """What a task gives in an engine of its own; worked out once for each model and layout of weights."""
+    key = (model, independence.PACKED_FROM, str(task))
+    if key not in KNOWN:
+        KNOWN[key] = run_all(Engine(model, 1, chunk=CHUNK), [replace(task, reuse=False)])[0]
+    return KNOWN[key]
+
+
+def alone_scripted(logits_PV: np.ndarray, task: Task) -> list[int]:
+    return run_all(Engine(ScriptedModel(logits_PV)), [task])[0].ids
 
 
 def some_task(seed: int, length: int, tokens: int, shared: int = 0) -> Task:
@@ -81,7 +92,7 @@ def some_task(seed: int, length: int, tokens: int, shared: int = 0) -> Task:
 
 
 tasks = st.builds(
-    some_task, st.integers(0, 50), st.integers(1, 60), st.integers(1, 12), st.sampled_from((0, 8, 17, 40))
+    some_task, st.integers(0, 5), st.sampled_from((1, 8, 20, 43)), st.integers(1, 8), st.sampled_from((0, 17))
 )
 
 
@@ -90,11 +101,11 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
         for seen, task in zip(found, tasks, strict=True):
             expected = alone(model, task)
             self.assertEqual(seen.ids, expected.ids)
-            self.assertEqual(seen.logits, expected.logits)
+            self.assertTrue(seen.logits == expected.logits, "other bits")
 
     def test_alone_or_among_16_in_every_slot(self) -> None:
         for model in (small(), packed_too()):
-            asked = [some_task(seed, 1 + 3 * seed, 6 + seed % 5) for seed in range(16)]
+            asked = [some_task(seed, 1 + 3 * seed, 4 + seed % 3) for seed in range(16)]
             for order in (asked, asked[::-1], asked[5:] + asked[:5]):
                 self.check(model, run_all(Engine(model, 16, chunk=CHUNK), order), order)
 
@@ -107,18 +118,24 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
         asked = [some_task(seed, 5, 6) for seed in range(5)]
         self.check(model, run_all(Engine(model, 5, chunk=CHUNK), asked), asked)
 
+    def test_where_no_number_of_rows_equals_another_and_keys_may_not_be_cut(self) -> None:
+        asked = [some_task(seed, 5, 4) for seed in range(5)]
+        with mock.patch.object(independence, "_measured", return_value=(independence.ROWS, False)):
+            alike = [run_all(Engine(small(), slots, chunk=CHUNK), asked) for slots in (1, 5)]
+        self.assertEqual(*alike)
+
     def test_whatever_the_number_of_slots(self) -> None:
-        asked = [some_task(seed, 20, 8) for seed in range(20)]
-        for slots in (1, 2, 3, 20):
+        asked = [some_task(seed, 20, 4) for seed in range(18)]
+        for slots in (1, 2, 3, 18):
             self.check(small(), run_all(Engine(small(), slots, chunk=CHUNK), asked), asked)
 
     def test_generate_gives_what_a_full_engine_gives(self) -> None:
-        asked = [some_task(seed, 3 + 40 * (seed % 2), 30) for seed in range(16)]
+        asked = [some_task(seed, 3 + 40 * (seed % 2), 12) for seed in range(16)]
         for seen, task in zip(run_all(Engine(small(), 16), asked), asked, strict=True):
             ids = [token for event in generate(small(), task.prompt, task.config) for token in event.ids]
             self.assertEqual(ids, seen.ids)
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=20)
     @given(st.lists(tasks, min_size=1, max_size=8), st.integers(1, 6), st.data())
     def test_whatever_joins_leaves_pauses_or_is_cancelled(
         self, asked: list[Task], slots: int, data: st.DataObject
@@ -149,7 +166,7 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
             expected = alone(small(), task)
             whole = len(expected.ids) if (task, seen) in ended else len(seen.ids)
             self.assertEqual(seen.ids, expected.ids[:whole])
-            self.assertEqual(seen.logits, expected.logits[:whole])
+            self.assertTrue(seen.logits == expected.logits[:whole], "other bits")
 
     def test_a_fast_engine_agrees_up_to_rounding(self) -> None:
         asked = [some_task(seed, 5, 6) for seed in range(6)]
@@ -159,11 +176,41 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
             np.testing.assert_allclose(first, second, rtol=0, atol=1e-3)
 
 
+class RowsAtTheShapesOfThePresets(unittest.TestCase):
+    def test_a_row_is_the_same_among_any_number_of_rows(self) -> None:
+        threads = torch.get_num_threads()
+        self.addCleanup(torch.set_num_threads, threads)
+        for preset in ("nano", "micro", "mini"):
+            config = replace(PRESETS[preset], layers=1, window=128)
+            model = random_transformer(config, 0).requires_grad_(False)
+            for count, from_parameters in ((1, 2**60), (2, 0), (2, 2**60)):
+                torch.set_num_threads(count)
+                with mock.patch.object(independence, "PACKED_FROM", from_parameters):
+                    many, one = Reader(model, 17), Reader(model, 1)
+                ids = np.random.default_rng(0).integers(0, 257, (17, 70)).tolist()
+                lengths = [1 + 4 * slot for slot in range(17)]
+                expected = {}
+                for slot, length in enumerate(lengths):
+                    for reader, place in ((many, slot), (one, 0)):
+                        for start in range(0, length, 8):
+                            reader.chunk(place, start, ids[slot][start : min(start + 8, length)])
+                    expected[slot] = one.step({0: (length, 7)})[0]
+                for rows in range(1, 18):
+                    for first in {0, 17 - rows}:
+                        chosen = range(first, first + rows)
+                        found = many.step({slot: (lengths[slot], 7) for slot in chosen})
+                        for slot in chosen:
+                            same = np.array_equal(found[slot], expected[slot])
+                            self.assertTrue(same, (preset, count, rows, slot))
+                scattered = many.step({slot: (lengths[slot], 7) for slot in (1, 4, 9, 10, 16)})
+                self.assertTrue(all(np.array_equal(row, expected[slot]) for slot, row in scattered.items()))
+
+
 class Prompts(unittest.TestCase):
     def test_a_prompt_in_chunks_means_what_it_means_whole(self) -> None:
         model = random_transformer(SMALL, 3, torch.float64).requires_grad_(False)
-        for length in (1, 7, 8, 9, 16, 40, 48, 70):
-            task = some_task(length, length, 10)
+        for length in (1, 7, 8, 9, 16, 48, 70):
+            task = some_task(length, length, 4)
             by_chunks = run_all(Engine(model, 2, chunk=CHUNK), [task])[0]
             whole = run_all(Engine(model, 2, chunk=1000), [task])[0]
             self.assertEqual(by_chunks.ids, whole.ids)
@@ -204,7 +251,7 @@ class Reuse(unittest.TestCase):
                 for _, outcome in engine.step():
                     seen.add(outcome)
             expected = alone(small(), task)
-            self.assertEqual((seen.ids, seen.logits), (expected.ids, expected.logits))
+            self.assertTrue((seen.ids, seen.logits) == (expected.ids, expected.logits), "other bits")
 
     def test_from_a_slot_that_is_at_work(self) -> None:
         engine = Engine(small(), 2, chunk=CHUNK)
@@ -219,7 +266,7 @@ class Reuse(unittest.TestCase):
             for generation, outcome in engine.step():
                 if generation is other:
                     seen.add(outcome)
-        self.assertEqual(seen.logits, alone(small(), task).logits)
+        self.assertTrue(seen.logits == alone(small(), task).logits, "other bits")
 
     def test_only_whole_chunks_that_were_read_as_chunks(self) -> None:
         model = scripted([65] * 40, prompt_tokens=7)
@@ -247,7 +294,7 @@ class Reuse(unittest.TestCase):
         while engine.running:
             engine.step()
         again = run_all(engine, [task])[0]
-        self.assertEqual(again.logits, alone(small(), task).logits)
+        self.assertTrue(again.logits == alone(small(), task).logits, "other bits")
         self.assertLess(generation.reused, 30)
 
 
@@ -273,9 +320,45 @@ class Failures(unittest.TestCase):
         self.assertEqual((len(expected.ids), expected.error), (5, ""))
         engine = Engine(model, 1, chunk=CHUNK)
         poisoned = replace(some_task(2, 30, 5), prompt=(*range(20, 45), 7, 8, 9))
-        for _ in range(2):
-            self.assertIn("nan", run_all(engine, [poisoned])[0].error)
-            self.assertEqual(run_all(engine, [clean])[0].logits, expected.logits)
+        for cut in (False, True):
+            if cut:
+                generation = engine.start(replace(poisoned, prompt=(*poisoned.prompt, *range(50, 65))))
+                for _ in range(5):
+                    self.assertEqual(engine.step(), [])
+                engine.cancel(generation)
+            else:
+                self.assertIn("nan", run_all(engine, [poisoned])[0].error)
+            self.assertTrue(run_all(engine, [clean])[0].logits == expected.logits, "other bits")
+
+    def test_a_constraint_that_fails_ends_its_own_generation_only(self) -> None:
+        class Failing:
+            def __init__(self, calls: int) -> None:
+                self.calls = calls
+
+            def start(self) -> Failing:
+                return Failing(self.calls)
+
+            def allowed(self, room: int | None = None) -> np.ndarray:
+                self.calls -= 1
+                if self.calls < 0:
+                    raise KeyError("no such\nrule")
+                return np.arange(VOCABULARY_SIZE) == 70 + self.calls
+
+            def advance(self, token: int) -> None:
+                if token == 71:
+                    raise TypeError("not 71")
+
+        plain = Task((256,), GenerateConfig(max_tokens=5, temperature=1.0))
+        logits = np.random.default_rng(0).normal(0, 2, (40, VOCABULARY_SIZE))
+        engine = Engine(ScriptedModel(logits), 4)
+        asked = [plain, replace(plain, constraint=Failing(1)), replace(plain, constraint=Failing(2)), plain]
+        found = run_all(engine, asked)
+        self.assertEqual([found[0].ids, found[3].ids], [alone_scripted(logits, plain)] * 2)
+        self.assertEqual(found[1].ids, [70])
+        self.assertIn("failed with KeyError: 'no such", found[1].error)
+        self.assertNotIn("\n", found[1].error)
+        self.assertEqual((found[2].ids, "TypeError: not 71" in found[2].error), ([], True))
+        self.assertEqual(engine.free, 4)
 
     def test_all_slots_taken_and_wrong_tasks_are_refused(self) -> None:
         engine = Engine(scripted([65]), 1)

@@ -51,9 +51,16 @@ class Slots:
         self.keys_LBHSK = torch.zeros(shape, device=device, dtype=dtype)
         self.values_LBHSK = torch.zeros(shape, device=device, dtype=dtype)
 
-    def at(self, first: int, positions: Sequence[int]) -> SlotRows:
-        """The slots from `first` on, one for each position, as the cache of one forward pass."""
+    def at(self, first: int, positions: Sequence[int | None]) -> SlotRows:
+        """The slots from `first` on, one for each position, as the cache of one forward pass.
+
+        None: the slot is idle, and only computed along; it writes in the last place of its window.
+        """
         return SlotRows(self, first, positions)
+
+    def attend_to_all(self) -> None:
+        """Attend over the whole buffer, however few keys are seen."""
+        self.keys_step = self.keys_LBHSK.shape[3]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give a slot the first `length` keys and values of another."""
@@ -69,8 +76,9 @@ class Slots:
 class SlotRows:
     """The cache of one forward pass over neighbouring slots: row b reads on from `positions[b]`."""
 
-    def __init__(self, slots: Slots, first: int, positions: Sequence[int]) -> None:
-        self.positions = tuple(positions)
+    def __init__(self, slots: Slots, first: int, positions: Sequence[int | None]) -> None:
+        self.positions = tuple(slots.window - 1 if place is None else place for place in positions)
+        self._last = max(place for place in positions if place is not None)
         self._slots = slots
         self._rows = slice(first, first + len(self.positions))
         self._places: tuple[Tensor, Tensor]
@@ -81,7 +89,7 @@ class SlotRows:
         [B, 1, T, S], to be added to the scores."""
         buffer = self._slots.keys_LBHSK
         step = self._slots.keys_step
-        self._length = -(-(max(self.positions) + T) // step) * step
+        self._length = -(-(self._last + T) // step) * step
         first_B1 = torch.tensor(self.positions, device=buffer.device)[:, None]
         positions_BT = first_B1 + torch.arange(T, device=buffer.device)
         rows_B1 = torch.arange(len(self.positions), device=buffer.device)[:, None]

@@ -9,9 +9,11 @@ that do not depend on one another; and of the keys of others only those of equal
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -25,6 +27,38 @@ from tinylm.sampling import Floats, Mask, allowed_after, distribution, draw, uni
 from tinylm.tokenizer import Utf8Stream
 
 
+class Constraint(Protocol):
+    """What one generation may draw next; it follows what was drawn."""
+
+    def allowed(self, room: int | None = None) -> Mask:
+        """bool [257]; `room`: how many tokens may still be drawn, this one included."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """`token`, one of those allowed, was drawn."""
+        ...
+
+
+class Constraints(Protocol):
+    """Gives each generation a constraint of its own."""
+
+    def start(self) -> Constraint: ...
+
+
+class ValidUtf8:
+    """Only bytes that can continue well-formed UTF-8, and the boundary only between characters."""
+
+    def __init__(self) -> None:
+        self._utf8 = Utf8Stream(errors="strict")
+
+    def allowed(self, room: int | None = None) -> Mask:
+        return allowed_after(self._utf8.held, room)
+
+    def advance(self, token: int) -> None:
+        if token != DOC_BOUNDARY:
+            self._utf8.push(bytes((token,)))
+
+
 @dataclass(frozen=True)
 class Task:
     """What one generation asks for.
@@ -32,6 +66,7 @@ class Task:
     `prompt`: ids as the model is fed, at least one. `bias`: added to the logits of ids before anything
     else; -inf forbids an id. `top`: how many of the most probable ids are told with each token. `reuse`:
     whether keys that were computed for an equal prompt may be used, which changes no result.
+    `constraint`: what may be drawn, in place of what `config.valid_utf8` says.
     """
 
     prompt: tuple[int, ...]
@@ -39,6 +74,7 @@ class Task:
     bias: Mapping[int, float] = field(default_factory=dict)
     top: int = 0
     reuse: bool = True
+    constraint: Constraints | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +128,7 @@ class Generation:
     """A task in a slot. `stream.end` is set once it is over; then `stream.finish()` gives the final event.
 
     `reused`: prompt tokens whose keys another generation had computed. `paused`: the engine leaves it alone.
+    `finite`: whether the logits after what was read last are, and so all keys and values that they see.
     """
 
     def __init__(self, task: Task, slot: int, window: Window) -> None:
@@ -100,8 +137,11 @@ class Generation:
         self.stream = EventStream(task.config.stop, task.config.max_tokens)
         self.paused = False
         self.reused = 0
+        self.finite = True
         self.window = window
-        self.utf8 = Utf8Stream(errors="strict")
+        self.constraint: Constraint | None = ValidUtf8() if task.config.valid_utf8 else None
+        if task.constraint is not None:
+            self.constraint = task.constraint.start()
 
 
 @dataclass
@@ -190,8 +230,14 @@ class Engine:
 
     def cancel(self, generation: Generation) -> None:
         """Free the slot at once; nothing more is sampled. Harmless when it is over already."""
-        if generation.slot >= 0 and self._slots[generation.slot].generation is generation:
-            self._slots[generation.slot].generation = None
+        slot = self._slots[generation.slot]
+        if slot.generation is not generation:
+            return
+        slot.generation = None
+        if not generation.finite:
+            # It would reach the next generation through a mask: 0 times NaN is NaN.
+            self._reader.clear(generation.slot)
+            slot.chunks = []
 
     def step(self) -> list[tuple[Generation, Sampled | TinylmError]]:
         """Move every generation that is not paused on by at most one token, and free slots that ended.
@@ -211,6 +257,7 @@ class Engine:
         logits.update(self._reader.step(tokens))
         for generation in single:
             generation.window.read += 1
+            generation.finite = bool(np.isfinite(logits[generation.slot].sum()))
         found: list[tuple[Generation, Sampled | TinylmError]] = []
         for generation in active:
             if generation.window.read < len(generation.window.tokens):
@@ -219,9 +266,6 @@ class Engine:
                 outcome: Sampled | TinylmError = sample(generation, logits[generation.slot])
             except TinylmError as error:
                 outcome = error
-                # What is not finite would reach the next generation through a mask: 0 times NaN is NaN.
-                self._reader.clear(generation.slot)
-                self._slots[generation.slot].chunks = []
             found.append((generation, outcome))
             if isinstance(outcome, TinylmError) or generation.stream.end is not None:
                 self.cancel(generation)
@@ -232,6 +276,7 @@ class Engine:
         if window.read == 0:
             slot.chunks = []
         logits_V = self._reader.chunk(generation.slot, window.read, ids)
+        generation.finite = bool(np.isfinite(logits_V.sum()))
         begin, window.read = window.read, window.read + len(ids)
         if len(ids) == self._chunk and len(slot.chunks) == begin and window.read < self._config.window:
             slot.chunks += ids
@@ -246,16 +291,27 @@ def sample(generation: Generation, logits_V: Floats) -> Sampled:
         logits_V = logits_V.copy()
         for token, bias in task.bias.items():
             logits_V[token] += bias
-    probabilities_V = distribution(logits_V, config, _allowed(generation))
+    constraint, room = generation.constraint, config.max_tokens - stream.tokens
+    with _failures_of(constraint):
+        allowed_V = None if constraint is None else constraint.allowed(room)
+    probabilities_V = distribution(logits_V, config, allowed_V)
     token = draw(probabilities_V, uniform(config.seed, stream.tokens))
+    with _failures_of(constraint):
+        if constraint is not None:
+            constraint.advance(token)
     generation.window.append(token)
-    if config.valid_utf8 and token != DOC_BOUNDARY:
-        generation.utf8.push(bytes((token,)))
     return Sampled(token, stream.push(token), logits_V, probabilities_V, task.top)
 
 
-def _allowed(generation: Generation) -> Mask | None:
-    """Which ids the next one may be, bool [257], or None for all: the one place that asks constraints."""
-    config = generation.task.config
-    room = config.max_tokens - generation.stream.tokens
-    return allowed_after(generation.utf8.held, room) if config.valid_utf8 else None
+@contextmanager
+def _failures_of(constraint: Constraint | None) -> Iterator[None]:
+    """What a constraint raises, whatever it is, as an error that ends one generation and not the engine."""
+    try:
+        yield
+    except TinylmError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise RequestError(
+            f"constraint {type(constraint).__name__}: failed with {told}, expected a mask; ask without it"
+        ) from error

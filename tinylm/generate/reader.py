@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tinylm.config import ModelConfig
 from tinylm.contract import VOCABULARY_SIZE
-from tinylm.generate.independence import ROWS, independent_rows, keys_step
+from tinylm.generate.independence import ROWS, independent_rows
 from tinylm.model import Transformer
 from tinylm.sampling import Floats
 from tinylm.shapes import check_shape
@@ -26,7 +26,8 @@ class Model(Protocol):
     """What generation needs of a model: Transformer has it, and so has a script of logits.
 
     `new_slots(n)` gives an object with `at(first, positions)`, the cache of a forward pass in which row b
-    reads on in slot first + b from positions[b]; `copy(source, target, length)`; and `clear(slot)`.
+    reads on in slot first + b from positions[b], or is idle where that is None; `copy(source, target,
+    length)`; and `clear(slot)`.
     """
 
     @property
@@ -49,24 +50,29 @@ class Reader:
     """
 
     def __init__(self, model: Model, slots: int, *, fast: bool = False) -> None:
-        self._model = model
-        self._slots = model.new_slots(slots)
-        self._window = model.config.window
+        self._model, self._least, cuttable = model, 1, True
         if isinstance(model, Transformer) and not fast:
-            self._model = independent_rows(model)
-            self._slots.keys_step = keys_step(self._slots, model.config.heads)
+            self._model, self._least, cuttable = independent_rows(model)
+        # Rows that fill up a step stand behind the last slot, if not in one that is idle.
+        self._slots = model.new_slots(slots + self._least - 1)
+        if not cuttable:
+            self._slots.attend_to_all()
 
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
-        last_V: Floats = self._forward(slot, [position], [list(ids)])[0]
+        if len(ids) < self._least:
+            for index, token in enumerate(ids):
+                last_V = self.step({slot: (position + index, token)})[slot]
+        else:
+            last_V = self._forward(slot, [position], [list(ids)])[0]
         return last_V
 
     def step(self, tokens: Mapping[int, tuple[int, int]]) -> dict[int, Floats]:
         """Read one token in each of several slots, given as (position, id); the logits of each slot."""
-        found = {}
+        found: dict[int, Floats] = {}
         for rows in spans(sorted(tokens)):
-            # What stands between two rows writes where no key is kept: see `Engine`.
-            places = [tokens.get(slot, (self._window - 1, 0)) for slot in rows]
+            filled = range(rows[0], rows[0] + max(len(rows), self._least))
+            places = [tokens.get(slot, (None, 0)) for slot in filled]
             last_BV = self._forward(rows[0], [place for place, _ in places], [[token] for _, token in places])
             found.update({slot: last_BV[slot - rows[0]] for slot in rows if slot in tokens})
         return found
@@ -79,7 +85,7 @@ class Reader:
         """Forget what may not be finite."""
         self._slots.clear(slot)
 
-    def _forward(self, first: int, positions: list[int], ids: list[list[int]]) -> Floats:
+    def _forward(self, first: int, positions: Sequence[int | None], ids: list[list[int]]) -> Floats:
         """Logits (float64 [B, 257], on the host) after the last token of each row."""
         ids_BT = torch.tensor(ids, dtype=torch.int64, device=self._model.device)
         # Not around a yield: the mode would reach into the caller's own code.
