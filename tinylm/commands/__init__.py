@@ -1,5 +1,6 @@
 """The commands, a file each; none of them loads torch before it runs."""
 
+from tinylm.commands.audit import AUDIT
 from tinylm.commands.command import Command
 from tinylm.commands.corpus import CORPUS_BUILD, CORPUS_SHOW
 from tinylm.commands.evaluate import EVALUATE
@@ -16,6 +17,7 @@ COMMANDS: dict[str, Command] = {
     "train": TRAIN,
     "evaluate": EVALUATE,
     "generate": GENERATE,
+    "audit": AUDIT,
     "export": EXPORT,
     "import": IMPORT,
 }

@@ -1,0 +1,1 @@
+"""A model over HTTP: the server, its wire format and page, and the audit of any such server."""
