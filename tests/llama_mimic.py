@@ -11,7 +11,6 @@ import codecs
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -147,8 +146,6 @@ class Mimic:
                     handler.wfile.write(bytes((byte,)))
             else:
                 handler.wfile.write(raw)
-            if "silent" in self.faults:
-                time.sleep(1.0)
         except OSError:
             pass
 

@@ -6,7 +6,7 @@ Nothing is tokenized here: ids are those received, text is the text received.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,18 +88,19 @@ def ask(server: Server, body: Mapping[str, Any]) -> Answers:
     many = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
     answers: dict[int, Answer] = {number: Answer() for number in range(len(prompts) if many else 1)}
     if stream and "text/event-stream" in reply.content_type:
-        _read_stream(reply.content_type, reply.body, answers, began)
+        read_stream(reply.content_type, reply.body, answers, began)
     else:
         if stream:
             answers[0].note("I14", f"a stream was asked for, {reply.content_type!r} came")
-        _read_whole(reply.body, answers, many)
+        read_whole(reply.body, answers, many)
     for answer in answers.values():
         answer.total_ms = round(1000 * (time.monotonic() - began), 3)
-        _rebuild(answer, stream)
+        rebuild(answer, stream)
     return answers
 
 
-def _read_stream(content_type: str, body: Any, answers: dict[int, Answer], began: float) -> None:
+def read_stream(content_type: str, body: Iterable[bytes], answers: dict[int, Answer], began: float) -> None:
+    """Take a stream of events into `answers`, by their index."""
     first = answers[0]
     if "charset=utf-8" not in content_type.lower().replace(" ", "").replace('"', ""):
         first.note("I14", f"Content-Type is {content_type!r}, without charset=utf-8", broken=False)
@@ -150,7 +151,8 @@ def _take_event(data: str, answers: dict[int, Answer], now: float) -> None:
         _read_end(value, answer)
 
 
-def _read_whole(body: Any, answers: dict[int, Answer], many: bool) -> None:
+def read_whole(body: Iterable[bytes], answers: dict[int, Answer], many: bool) -> None:
+    """Take an answer without stream: an object, or with several prompts a list of them."""
     first = answers[0]
     try:
         whole = b"".join(body)
@@ -222,7 +224,7 @@ def _read_end(value: Mapping[str, Any], answer: Answer) -> None:
     answer.truncated = value.get("truncated") is True
 
 
-def _rebuild(answer: Answer, stream: bool) -> None:
+def rebuild(answer: Answer, stream: bool) -> None:
     """Ids and text in the order of arrival; a first final event that repeats everything counts once."""
     if stream and not answer.ended and not any(f.invariant in ("I7", "I11") for f in answer.findings):
         answer.note("I7", "no final event")

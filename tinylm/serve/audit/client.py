@@ -60,7 +60,7 @@ class Server:
         if parts.query or parts.fragment or parts.username is not None:
             raise RequestError(f"{url}: expected http://HOST:PORT alone; a key goes with --api-key")
         if any(ord(character) <= 32 or ord(character) > 126 for character in url):
-            raise RequestError(f"{url!r}: a URL has printable ASCII characters only")
+            raise RequestError(f"{url!r}: a character that no URL has; expected printable ASCII")
         self.url = url.rstrip("/")
         self.timeout = timeout
         self._host, self._port, self._path = parts.hostname, port, parts.path.rstrip("/")
