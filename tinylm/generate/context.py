@@ -1,24 +1,19 @@
-"""Generation: a prompt, a model and a configuration give events.
-
-Seeded with a document boundary, which does not stop it; stops on a newly sampled one, on a stop string
-or at the limit. Knows of a model only what `Model` says.
-"""
+"""What a model has read of one generation, and the logits of the token after it."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from tinylm.config import GenerateConfig, ModelConfig
+from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import RequestError
-from tinylm.events import Event, EventStream
-from tinylm.sampling import Floats, allowed_after, distribution, draw, uniform
+from tinylm.sampling import Floats
 from tinylm.shapes import check_shape
-from tinylm.tokenizer import Ids, Utf8Stream, check_ids, encode
+from tinylm.tokenizer import Ids, check_ids, encode
 
 
 class Cache(Protocol):
@@ -39,22 +34,6 @@ class Model(Protocol):
     def new_cache(self, rows: int = 1) -> Any: ...
 
     def __call__(self, ids_BT: Tensor, cache: Any = None) -> Tensor: ...
-
-
-def generate(
-    model: Model, prompt: str | Ids = "", config: GenerateConfig | None = None
-) -> Generator[Event, None, None]:
-    """The events of one generation: one per sampled token, then the final one.
-
-    A text prompt is fed as [256, *its bytes], so "" is the boundary alone; ids are fed as they are.
-    Draw k uses `uniform(config.seed, k)`. With `config.valid_utf8` the sampled bytes alone are whole
-    well-formed UTF-8, also at the limit, near which only characters that still fit may begin. Under the
-    policies `mask` and `reset` a prompt counts from its last boundary. Closing the generator stops the
-    work at once. Raises RequestError, ConfigError or ContractError before anything is computed.
-    """
-    config = GenerateConfig() if config is None else config.check()
-    context = Context(model, prompt_ids(prompt))
-    return _events(context, EventStream(config.stop, config.max_tokens), config)
 
 
 def prompt_ids(prompt: str | Ids) -> tuple[int, ...]:
@@ -129,16 +108,3 @@ class Context:
         self._logits_V = logits_BTV[0, -1].cpu().to(torch.float64).numpy()
         self._read = len(self._tokens)
         return self._logits_V
-
-
-def _events(context: Context, stream: EventStream, config: GenerateConfig) -> Generator[Event, None, None]:
-    utf8 = Utf8Stream(errors="strict")
-    while stream.end is None:
-        allowed_V = allowed_after(utf8.held, config.max_tokens - stream.tokens) if config.valid_utf8 else None
-        probabilities_V = distribution(context.logits(), config, allowed_V)
-        token = draw(probabilities_V, uniform(config.seed, stream.tokens))
-        context.append(token)
-        if config.valid_utf8 and token != DOC_BOUNDARY:
-            utf8.push(bytes((token,)))
-        yield stream.push(token)
-    yield stream.finish()
