@@ -49,7 +49,9 @@ class Mimic:
                 pass
 
             def do_GET(self) -> None:
-                found = {"/props": {"default_generation_settings": {"n_ctx": 512}, "build_info": "mimic"}}
+                found = {
+                    "/props": {"default_generation_settings": {"n_ctx": 512}, "build_info": "mimic \x1b[1m"}
+                }
                 self.whole(200 if self.path in found else 404, found.get(self.path, {}))
 
             def do_POST(self) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 import unittest
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -380,6 +381,19 @@ class Misbehaviour(unittest.TestCase):
         self.assertFalse(repeats((1, 1), (1, 1), 4))
         self.assertFalse(repeats((1, 2, 3), (3, 2), 3))
 
+    def test_a_second_final_is_not_counted_a_second_time(self) -> None:
+        for faults in (("late", "second_final"), ("repeat", "second_final")):
+            with Mimic(exact=True, faults=faults) as mimic:
+                run, _ = forced(mimic)
+                self.assertEqual((run.stream.ids, run.stream.text), (run.whole.ids, run.whole.text))
+                self.assertEqual(invariants(run), {"I7"})
+
+    def test_text_lost_in_a_stream_is_found_where_ids_are_not_bytes(self) -> None:
+        with Mimic(exact=True, faults=("drop_text_in_stream",), piece=3) as mimic:
+            run, _ = forced(mimic, f"{FACES} limit 1")
+        self.assertEqual((run.stream.text, run.whole.text), ("", "\ufffd"))
+        self.assertEqual(invariants(run), {"I3"})
+
     def test_a_server_that_repeats_what_its_events_lost_gives_all_ids(self) -> None:
         with Mimic(faults=("repeat",)) as mimic:
             run, _ = forced(mimic)
@@ -403,12 +417,14 @@ class Misbehaviour(unittest.TestCase):
         self.assertEqual([len(link) for link in links], [1, 20, 40])
         self.assertEqual(links[2][:20], links[1])
 
-    def test_a_chain_stays_within_the_context(self) -> None:
+    def test_a_chain_stays_within_the_context_and_goes_on_from_its_end(self) -> None:
         with Mimic(exact=True) as mimic:
-            audit(mimic.url, AuditConfig(chain=30, prompts=("A",), tokens=100))
-            lengths = [len(body["prompt"]) for body in mimic.requests[-29:]]
-        self.assertLessEqual(max(lengths) + 100, 512)
-        self.assertGreater(min(lengths), 50)
+            result = audit(mimic.url, AuditConfig(chain=15, prompts=("A",), tokens=100))
+        links = [run for run in result.runs if run.group == "chain"]
+        for before, link in pairwise(links):
+            fed = link.body["prompt"]
+            self.assertLessEqual(len(fed) + 100, 512)
+            self.assertEqual(fed[-100:], list(before.stream.ids))
 
     def test_a_server_that_is_gone_is_not_asked_for_ever(self) -> None:
         with Mimic(exact=True, faults=("crash",)) as mimic:
@@ -465,6 +481,8 @@ class Wire(unittest.TestCase):
                 answer = self.ask(url)[0]
                 self.assertFalse(answer.ended)
                 self.assertTrue({"I7"} & {finding.invariant for finding in answer.findings}, body)
+                if b"Content-Length" in head:
+                    self.assertIn("bytes before the end", self.texts(answer))
 
     def test_not_http_and_no_answer(self) -> None:
         for raw in (b"hello\r\n\r\n", b"", b"HTTP/1.1 abc\r\n\r\n"):
@@ -578,6 +596,23 @@ class Judgement(unittest.TestCase):
         truncated.truncated = True
         self.assertEqual(broken(truncated, known), set())
 
+    def test_a_forced_text_is_known_whatever_the_vocabulary(self) -> None:
+        def broken(text: str, reason: str, word: str = "", stop: tuple[str, ...] = ()) -> set[str]:
+            answer = Answer(ids=(1,), text=text, predicted=1, timed=1, ended=True, stop_type=reason)
+            answer.stopping_word = word
+            found = check(answer, Request(1, stop, "a😊b".encode()), False)
+            return {finding.invariant for finding in found if finding.broken}
+
+        self.assertEqual(broken("a😊b", "eos"), set())
+        self.assertEqual(broken("a😊", "eos"), {"I3"})
+        self.assertEqual(broken("a\ufffd", "limit"), set())
+        self.assertEqual(broken("a", "limit"), set())
+        self.assertEqual(broken("b", "limit"), {"I3"})
+        self.assertEqual(broken("a\ufffdb", "limit"), {"I3"})
+        self.assertEqual(broken("a", "word", "😊", ("😊",)), set())
+        self.assertEqual(broken("", "word", "😊", ("😊",)), {"I3"})
+        self.assertEqual(broken("a", "eos", "", ("😊",)), {"I7"})
+
 
 class TheCommand(unittest.TestCase):
     def refused(self, *words: str) -> str:
@@ -665,6 +700,7 @@ class TheCommand(unittest.TestCase):
             code, out, _ = command("audit", mimic.url, "--prompts", "a\nb\x1b[31m", "--chain", "0")
         self.assertEqual(code, 0)
         self.assertIn(r"a\nb\x1b[31m", out)
+        self.assertIn(r"mimic \x1b[1m", out)
         self.assertNotIn("\x1b", out)
 
     def test_neither_torch_nor_a_model_is_loaded(self) -> None:
