@@ -7,6 +7,7 @@ from tinylm.commands.export import EXPORT
 from tinylm.commands.generate import GENERATE
 from tinylm.commands.import_model import IMPORT
 from tinylm.commands.quickstart import QUICKSTART
+from tinylm.commands.serve import SERVE
 from tinylm.commands.train import TRAIN
 
 COMMANDS: dict[str, Command] = {
@@ -16,6 +17,7 @@ COMMANDS: dict[str, Command] = {
     "train": TRAIN,
     "evaluate": EVALUATE,
     "generate": GENERATE,
+    "serve": SERVE,
     "export": EXPORT,
     "import": IMPORT,
 }

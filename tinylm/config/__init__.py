@@ -11,6 +11,7 @@ from tinylm.config.export import ExportConfig, Format, Kind
 from tinylm.config.generate import GenerateConfig
 from tinylm.config.model import POLICIES, PRESETS, ModelConfig, Policy, preset
 from tinylm.config.quickstart import QuickstartConfig
+from tinylm.config.serve import ServeConfig
 from tinylm.config.train import INEXACT, RESUMABLE, Precision, TrainConfig, read_run_config
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Policy",
     "Precision",
     "QuickstartConfig",
+    "ServeConfig",
     "TrainConfig",
     "option",
     "preset",

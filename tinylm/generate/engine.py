@@ -41,7 +41,8 @@ class Sampled:
     """One sampled token: its event, and what the model thought.
 
     `log_probability` and `top` (ids with their log-probabilities, best first): natural logarithms under the
-    model's own distribution, bias included, before temperature and cuts. `probability`: the one drawn from.
+    model's own distribution, bias included, before temperature and cuts. `probability` and `drawn` (as many
+    ids as `top`, best first): under the distribution drawn from.
     """
 
     token: int
@@ -49,6 +50,7 @@ class Sampled:
     log_probability: float
     probability: float
     top: tuple[tuple[int, float], ...]
+    drawn: tuple[tuple[int, float], ...] = ()
 
 
 class Generation:
@@ -140,10 +142,12 @@ def sample(generation: Generation, logits_V: Floats) -> Sampled:
     shifted_V = logits_V - logits_V.max()
     logarithms_V = shifted_V - np.log(np.exp(shifted_V).sum())
     best = np.argsort(-logarithms_V, kind="stable")[: task.top]
+    likely = np.argsort(-probabilities_V, kind="stable")[: task.top]
     return Sampled(
         token,
         stream.push(token),
         float(logarithms_V[token]),
         float(probabilities_V[token]),
         tuple((int(other), float(logarithms_V[other])) for other in best),
+        tuple((int(other), float(probabilities_V[other])) for other in likely),
     )
