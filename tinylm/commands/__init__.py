@@ -1,5 +1,6 @@
 """The commands, a file each; none of them loads torch before it runs."""
 
+from tinylm.commands.audit import AUDIT
 from tinylm.commands.command import Command
 from tinylm.commands.corpus import CORPUS_BUILD, CORPUS_SHOW
 from tinylm.commands.evaluate import EVALUATE
@@ -18,6 +19,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": EVALUATE,
     "generate": GENERATE,
     "serve": SERVE,
+    "audit": AUDIT,
     "export": EXPORT,
     "import": IMPORT,
 }

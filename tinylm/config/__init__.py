@@ -4,6 +4,7 @@
 with all of them at once.
 """
 
+from tinylm.config.audit import AuditConfig
 from tinylm.config.checked import Checked, Device, Nothing, option
 from tinylm.config.corpus import CorpusConfig
 from tinylm.config.evaluate import EvaluateConfig
@@ -19,6 +20,7 @@ __all__ = [
     "POLICIES",
     "PRESETS",
     "RESUMABLE",
+    "AuditConfig",
     "Checked",
     "CorpusConfig",
     "Device",
