@@ -112,7 +112,9 @@ class Serving:
 
     def idle(self, seconds: float = 5.0) -> bool:
         """Whether every slot becomes free in time."""
-        return eventually(lambda: not self.server.scheduler._open and not self.server.scheduler.active, seconds)
+        return eventually(
+            lambda: not self.server.scheduler._open and not self.server.scheduler.active, seconds
+        )
 
 
 class Reader:

@@ -11,15 +11,15 @@ import shutil
 import threading
 import time
 import unittest
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 
-from tests.scripted import ScriptedModel
-from tests.serving import serving
+from tests.scripted import UNLIKELY
+from tests.serve_support import Playable, Serving, serving
 from tests.stage_support import ROOT
 from tinylm.bit_pictures.page import STEPS
 from tinylm.bit_pictures.style import LEVELS
@@ -39,33 +39,27 @@ SECONDS = 10_000.0
 """Milliseconds for which the browser waits for something."""
 
 
-def wavering(script: Sequence[int], window: int = 256) -> ScriptedModel:
+def wavering(script: Sequence[int], window: int = 256) -> Playable:
     """A model that most likely writes a script, after a prompt of one token; else other letters."""
     tokens = [*script, DOC_BOUNDARY]
-    logits_PV = np.full((len(tokens), VOCABULARY_SIZE), -10_000.0)
+    logits_PV = np.full((len(tokens), VOCABULARY_SIZE), UNLIKELY)
     for place, token in enumerate(tokens):
-        logits_PV[place, [token, 113, 122]] = [WEIGHTS[0], *WEIGHTS[1:]]  # q and z
-    return ScriptedModel(logits_PV, window=window)
-
-
-class Gated(ScriptedModel):
-    """Computes only as often as it is let; `asks` is set while it waits for that."""
-
-    permits: threading.Semaphore
-    asks: threading.Event
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        self.asks.set()
-        self.permits.acquire()
-        return super().__call__(*given, **named)
-
-
-def gated(script: Sequence[int]) -> Gated:
-    model = wavering(script)
-    model.__class__ = Gated
-    assert isinstance(model, Gated)
-    model.permits, model.asks = threading.Semaphore(0), threading.Event()
+        logits_PV[place, [token, 113, 122]] = WEIGHTS  # q and z
+    model = Playable(window=window)
+    model._logits_PV = torch.from_numpy(logits_PV)
     return model
+
+
+def gated(script: Sequence[int]) -> Playable:
+    """The same, computing only as often as it is let."""
+    model = wavering(script)
+    model.permits = threading.Semaphore(0)
+    return model
+
+
+def permit(model: Playable, passes: int = 1) -> None:
+    assert model.permits is not None
+    model.permits.release(passes)
 
 
 class Static(unittest.TestCase):
@@ -104,10 +98,12 @@ class InABrowser(unittest.TestCase):
         cls.addClassCleanup(cls.browser.close)
 
     @contextmanager
-    def opened(self, model: ScriptedModel, key: str | None = None, **options: Any) -> Iterator[Any]:
+    def opened(
+        self, model: Playable, key: str | None = None, **options: Any
+    ) -> Iterator[tuple[Any, Serving]]:
         """The page in a new window, on a server of its own. Nothing may go wrong that a user does not see."""
         troubles: list[str] = []
-        with serving(model, api_key=key) as url, self.browser.new_context(**options) as context:
+        with serving(model, key=key) as server, self.browser.new_context(**options) as context:
             page = context.new_page()
             page.set_default_timeout(SECONDS)
             page.on("console", lambda message: troubles.append(f"console: {message.text}"))
@@ -115,10 +111,10 @@ class InABrowser(unittest.TestCase):
             page.on("dialog", lambda dialog: troubles.append(f"dialog: {dialog.message}"))
             asked: list[str] = []
             page.on("request", lambda request: asked.append(request.url))
+            url = f"http://127.0.0.1:{server.port}"
             page.goto(url)
             page.wait_for_selector("#model:text('window'), #alarm:visible")
-            page.url_of_server = url
-            yield page
+            yield page, server
             foreign = [found for found in asked if not found.startswith((url, "data:"))]
         refused = [trouble for trouble in troubles if "401" in trouble or "400" in trouble]
         self.assertEqual([trouble for trouble in troubles if trouble not in refused], [])
@@ -137,23 +133,21 @@ class InABrowser(unittest.TestCase):
     def cells(self, page: Any, what: str = "#cells i") -> list[str]:
         return page.locator(what).all_text_contents()
 
-    def let(self, model: Gated, page: Any, cells: int) -> None:
+    def let(self, model: Playable, page: Any, cells: int) -> None:
         """Let the model compute until so many cells are there."""
         for _ in range(cells + 5):  # a pass may read a prompt and sample nothing
             before = page.locator("#cells i").count()
             if before >= cells:
                 return
-            self.assertTrue(model.asks.wait(10))
-            model.asks.clear()
-            model.permits.release()
-            until = time.monotonic() + 2
+            permit(model)
+            until = time.monotonic() + 3
             while page.locator("#cells i").count() == before and time.monotonic() < until:
                 time.sleep(0.01)
         self.fail(f"no {cells} cells")
 
     def test_korean_and_emoji_arrive_as_bytes_under_their_characters(self) -> None:
         text = "안 😊."
-        with self.opened(wavering(text.encode())) as page:
+        with self.opened(wavering(text.encode())) as (page, _):
             self.generate(page)
             tiles = self.cells(page)
             self.assertEqual(tiles[:-1], ["boundary", *(f"{byte:02x}" for byte in text.encode())])
@@ -173,7 +167,7 @@ class InABrowser(unittest.TestCase):
 
     def test_held_bytes_are_hollow_until_their_character_is_whole(self) -> None:
         model = gated("안😊".encode())
-        with self.opened(model) as page:
+        with self.opened(model) as (page, _):
             self.generate(page, wait=False)
             seen = []
             for count in range(1, 8):
@@ -184,18 +178,18 @@ class InABrowser(unittest.TestCase):
                 seen,
                 [(1, "▯"), (2, "▯▯"), (0, "안"), (1, "안▯"), (2, "안▯▯"), (3, "안▯▯▯"), (0, "안😊")],
             )
-            model.permits.release(10)
+            permit(model, 10)
             page.wait_for_selector("body[data-state=over]")
 
     def test_what_may_begin_a_stop_string_is_held_and_a_whole_one_is_cut(self) -> None:
         model = gated(b"one ST, STOP two")
-        with self.opened(model) as page:
+        with self.opened(model) as (page, _):
             self.generate(page, wait=False, stops="STOP\n\\n\\n")
             self.let(model, page, 1 + 6)
             self.assertEqual(page.locator("#cells .waiting").count(), 2)
             self.let(model, page, 1 + 7)
             self.assertEqual(page.locator("#cells .waiting").count(), 0)
-            model.permits.release(20)
+            permit(model, 20)
             page.wait_for_selector("body[data-state=over]")
             self.assertEqual("".join(self.cells(page, "#cells .cut b")), "STOP")
             self.assertEqual(page.locator("#text").inner_text(), "one ST, ")
@@ -203,7 +197,7 @@ class InABrowser(unittest.TestCase):
             self.assertIn("ids and text agree", page.inner_text("#status"))
 
     def test_ill_formed_bytes_are_shown_as_such(self) -> None:
-        with self.opened(wavering(b"A\xff\xf0\x9fB\xc3")) as page:
+        with self.opened(wavering(b"A\xff\xf0\x9fB\xc3")) as (page, _):
             self.generate(page)
             self.assertEqual(self.cells(page, "#cells .c b"), ["A", "✗", "✗", "B", "✗"])
             self.assertEqual(page.locator("#text").inner_text(), "A\ufffd\ufffdB\ufffd")
@@ -211,17 +205,14 @@ class InABrowser(unittest.TestCase):
 
     def test_stop_frees_the_slot_and_continue_feeds_the_ids_back(self) -> None:
         model = gated("안녕하세요. 안녕하세요. 안녕하세요.".encode())
-        with self.opened(model) as page:
+        with self.opened(model) as (page, server):
             self.generate(page, wait=False)
             self.let(model, page, 1 + 5)
             page.click("#stop")
             page.wait_for_selector("body[data-state=over]")
-            model.permits.release(1000)
+            permit(model, 1000)
             self.assertRegex(page.inner_text("#status"), r"Stopped after \d+ tokens")
-            until = time.monotonic() + 2
-            while any(slot["is_processing"] for slot in get(page.url_of_server + "/slots")):
-                self.assertLess(time.monotonic(), until, "the slot is still taken")
-                time.sleep(0.02)
+            self.assertTrue(server.idle(2), "the slot is still taken")
             given = [DOC_BOUNDARY, *(int(tile, 16) for tile in self.cells(page)[1:])]
             with page.expect_request("**/completion") as caught:
                 page.click("#continue")
@@ -231,7 +222,7 @@ class InABrowser(unittest.TestCase):
             self.assertIn(f"ids=-{bytes(given[1:]).hex()}", page.url)
 
     def test_a_character_that_a_limit_cut_is_joined_when_it_goes_on(self) -> None:
-        with self.opened(wavering("안녕".encode())) as page:
+        with self.opened(wavering("안녕".encode())) as (page, _):
             self.generate(page, max="2")
             self.assertEqual((self.cells(page, "#cells .c b"), page.inner_text("#text")), (["✗"], "\ufffd"))
             page.click("#continue")
@@ -243,7 +234,7 @@ class InABrowser(unittest.TestCase):
             self.assertEqual(page.inner_text("#text"), "안녕")
 
     def test_it_goes_on_from_the_byte_that_is_chosen(self) -> None:
-        with self.opened(wavering(b"abcdef")) as page:
+        with self.opened(wavering(b"abcdef")) as (page, _):
             self.generate(page)
             page.locator("#cells i").nth(3).click()
             with page.expect_request("**/completion") as caught:
@@ -253,7 +244,7 @@ class InABrowser(unittest.TestCase):
             self.assertEqual(page.inner_text("#text"), "abcdef")
 
     def test_probabilities_are_shown_on_hover_and_bits_are_the_colour(self) -> None:
-        with self.opened(wavering("é!".encode())) as page:
+        with self.opened(wavering("é!".encode())) as (page, _):
             self.generate(page)
             page.hover("#cells i >> nth=2")
             self.assertEqual(page.inner_text("#what"), "byte a9")
@@ -269,7 +260,7 @@ class InABrowser(unittest.TestCase):
             self.assertIn("Given", page.inner_text("#facts"))
 
     def test_the_keyboard_is_enough(self) -> None:
-        with self.opened(wavering(b"..." + "안!".encode())) as page:
+        with self.opened(wavering(b"..." + "안!".encode())) as (page, _):
 
             def tab_to(selector: str) -> None:
                 for _ in range(30):
@@ -301,7 +292,7 @@ class InABrowser(unittest.TestCase):
 
     def test_a_phone_has_room_for_all_of_it(self) -> None:
         phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
-        with self.opened(wavering(b"x" * 180), **phone) as page:
+        with self.opened(wavering(b"x" * 180), **phone) as (page, _):
             self.generate(page, "y" * 60)
             page.evaluate("document.getElementById('sampling').open = true")
             self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), 360)
@@ -321,7 +312,7 @@ class InABrowser(unittest.TestCase):
 
     def test_what_a_model_writes_stays_text(self) -> None:
         evil = "<img src=x onerror=alert(1)><script>alert(2)</script>&lt;"
-        with self.opened(wavering(b"." * 9 + evil.encode())) as page:
+        with self.opened(wavering(b"." * 9 + evil.encode())) as (page, _):
             self.generate(page, "<b>hi</b>")
             self.assertEqual(page.inner_text("#text"), "<b>hi</b>" + evil)
             found = page.locator("#text *, #said *, #cells *").evaluate_all(
@@ -330,7 +321,7 @@ class InABrowser(unittest.TestCase):
             self.assertLessEqual(set(found), {"span", "div", "b", "u", "i", "p", "br"})
 
     def test_the_same_link_gives_the_same_text(self) -> None:
-        with self.opened(wavering("안녕하세요, 세계.".encode())) as page:
+        with self.opened(wavering("안녕하세요, 세계.".encode())) as (page, _):
             self.generate(page, temperature="3", seed="7", stops="\\n", max="18")
             page.evaluate("document.getElementById('anew').checked = false")
             self.generate(page, temperature="3", seed="7", stops="\\n", max="18")
@@ -348,7 +339,7 @@ class InABrowser(unittest.TestCase):
             self.assertNotEqual(self.cells(other), first)
 
     def test_errors_are_told_in_words(self) -> None:
-        with self.opened(wavering(b"abc"), key="open sesame") as page:
+        with self.opened(wavering(b"abc"), key="open sesame") as (page, _):
             self.assertIn("wants an API key", page.inner_text("#alarm"))
             page.fill("#key", "open sesame")
             page.press("#key", "Enter")
@@ -360,7 +351,7 @@ class InABrowser(unittest.TestCase):
             self.assertEqual((page.inner_text("#text"), page.is_visible("#alarm")), ("abc", False))
 
     def test_thousands_of_bytes_do_not_slow_it_down(self) -> None:
-        with self.opened(wavering("가나다 abc\n".encode() * 100, window=4096)) as page:
+        with self.opened(wavering("가나다 abc\n".encode() * 100, window=4096)) as (page, _):
             page.evaluate(
                 "() => { window.spent = []; const frame = window.requestAnimationFrame.bind(window);"
                 "window.requestAnimationFrame = work => frame(now => { const began = performance.now();"
@@ -373,11 +364,6 @@ class InABrowser(unittest.TestCase):
             # Not a race of clocks: a cost per frame that grew with the text would show as a ratio of many.
             early, late = spent[: len(spent) // 3], spent[-len(spent) // 3 :]
             self.assertLess(sum(late) / len(late), 8 * sum(early) / len(early) + 8)
-
-
-def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return json.load(answer)
 
 
 if __name__ == "__main__":

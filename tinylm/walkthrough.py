@@ -105,7 +105,7 @@ class Stage:
     needs: tuple[str, ...] = ()
 
     def main(self, experiment: Callable[[Lab], None], arguments: Sequence[str] | None = None) -> int:
-        """Run the stage as a program: prints it, returns 0 after PASS or where it is skipped, 1 after FAIL."""
+        """Run the stage as a program; returns 0 after PASS or where it is skipped, 1 after FAIL."""
         utf8_output()
         parser = argparse.ArgumentParser(description=f"stage {self.number:02d}: {self.question}")
         parser.add_argument("--quick", action="store_true", help="the 10-second form")
