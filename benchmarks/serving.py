@@ -1,6 +1,7 @@
-"""How many tokens a second does a server give to 1, 4, 16, 64 streams, and how soon comes the first?
+"""How many tokens a second does a server give to 1, 4, 16 and 64 streams, and how soon the first one?
 
-    python benchmarks/serving.py [--streams 1,4,16,64 --tokens 96 --rounds 3] [--node-modules DIR] [--json FILE]
+    python benchmarks/serving.py [--streams 1,4,16,64 --tokens 96 --rounds 3 --threads N]
+        [--node-modules DIR] [--json FILE]
 
 Three programs generate with the weights of sample-nano, as many streams at once as the row says, each from
 the same 33 tokens of prompt and as many tokens long, drawn at temperature 1 without an early end:
@@ -65,7 +66,8 @@ def in_engine(model: Transformer, slots: int) -> Program:
     """The library's engine in this process."""
 
     def run(streams: int, tokens: int) -> Timed:
-        engine, first = Engine(model, slots), {}
+        engine = Engine(model, slots)
+        first: dict[int, float] = {}
         began = time.perf_counter()
         for seed in range(streams):
             config = GenerateConfig(max_tokens=tokens, temperature=1.0, seed=seed)

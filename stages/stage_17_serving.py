@@ -125,9 +125,9 @@ def experiment(lab: Lab) -> None:
         ids_of(server, requests[:2], 2)
         alone, one = ids_of(server, requests, 1)
         together, many = ids_of(server, requests[::-1], 8)
-        stream = server.post("/completion", {**words, "n_predict": 240, "prompt": "", "stream": True}).body
-        next(stream)
-        stream.close()
+        begun: Any = server.post("/completion", {**requests[0], "n_predict": 240, "stream": True}).body
+        next(begun)
+        begun.close()
         began, after = time.perf_counter(), 0
         while taken := [slot for slot in server.json("/slots") if slot["is_processing"]]:
             after = taken[0]["next_token"]["n_decoded"]
