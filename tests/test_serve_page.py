@@ -337,6 +337,11 @@ class InABrowser(unittest.TestCase):
             other.wait_for_function("() => document.getElementById('seed').value === '8'", polling=50)
             other.wait_for_selector("body[data-state=over]")
             self.assertNotEqual(self.cells(other), first)
+            self.assertFalse(other.is_visible("#alarm"))
+            other.goto(page.url.replace("weights=0123", "weights=abcd"))
+            other.wait_for_selector(
+                "#alarm:has-text('made with scripted (abcd4567); here is scripted (01234567)')"
+            )
 
     def test_errors_are_told_in_words(self) -> None:
         with self.opened(wavering(b"abc"), key="open sesame") as (page, _):

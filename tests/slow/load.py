@@ -80,7 +80,7 @@ def requests() -> list[dict[str, Any]]:
     """Requests that end in every way, with prompts of every length and ids that are held."""
     chance, prompts = random.Random(0), ("", "Return the ", "안녕하세요, ", "class Box:\n    def ", "x" * 150)
     found = []
-    for number in range(40):
+    for number in range(24):
         prompt: str | list[int] = prompts[number % len(prompts)]
         if number % 4 == 3:
             prompt = [256, *(chance.randrange(256) for _ in range(chance.randrange(1, 120)))]
