@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import math
 import subprocess
@@ -237,6 +238,16 @@ class Running(unittest.TestCase):
             code, printed = run(experiment)
         self.assertEqual(code, 0)
         self.assertIn("figure      skipped: matplotlib is not installed\n", printed)
+
+    def test_a_stage_is_skipped_in_one_line_without_the_packages_that_it_needs(self) -> None:
+        stage = dataclasses.replace(STAGE, extra="gguf", needs=("sys", "no_such_package"))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            self.assertEqual(stage.main(say_everything, []), 0)
+        lines = printed.getvalue().splitlines()
+        self.assertIn('no_such_package is not installed: pip install "tinylm[gguf]"', lines[-2])
+        self.assertEqual(lines[-1], "sanity check: skipped")
+        self.assertEqual(dataclasses.replace(stage, needs=("sys",)).main(say_everything, ["--quick"]), 0)
 
     def test_output_is_utf8_whatever_the_locale_says(self) -> None:
         program = """

@@ -90,7 +90,10 @@ class Lab:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage says before its numbers, and the question that it leaves."""
+    """What a stage says before its numbers, and the question that it leaves.
+
+    `extra` of the package, with the `needs` that it installs: without them the stage is skipped.
+    """
 
     number: int
     title: str
@@ -98,9 +101,11 @@ class Stage:
     hypothesis: str
     experiment: str
     next: str
+    extra: str = ""
+    needs: tuple[str, ...] = ()
 
     def main(self, experiment: Callable[[Lab], None], arguments: Sequence[str] | None = None) -> int:
-        """Run the stage as a program: prints it, returns 0 after PASS and 1 after FAIL."""
+        """Run the stage as a program; returns 0 after PASS or where it is skipped, 1 after FAIL."""
         utf8_output()
         parser = argparse.ArgumentParser(description=f"stage {self.number:02d}: {self.question}")
         parser.add_argument("--quick", action="store_true", help="the 10-second form")
@@ -114,6 +119,12 @@ class Stage:
         _part("question", self.question)
         _part("hypothesis", self.hypothesis)
         _part("experiment", self.experiment)
+        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        if missing:
+            have = " and ".join(missing) + (" is" if len(missing) == 1 else " are")
+            _part("skipped", f'{have} not installed: pip install "tinylm[{self.extra}]"')
+            print("sanity check: skipped")
+            return 0
         experiment(lab)
         _part("next", self.next)
         failures = lab.failures + [
