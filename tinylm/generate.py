@@ -12,13 +12,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tinylm import constraints
 from tinylm.config import GenerateConfig, ModelConfig
+from tinylm.constraints import Constraint
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import RequestError
 from tinylm.events import Event, EventStream
-from tinylm.sampling import Floats, allowed_after, distribution, draw, uniform
+from tinylm.sampling import Floats, distribution, draw, uniform
 from tinylm.shapes import check_shape
-from tinylm.tokenizer import Ids, Utf8Stream, check_ids, encode
+from tinylm.tokenizer import Ids, check_ids, encode
 
 
 class Cache(Protocol):
@@ -48,13 +50,21 @@ def generate(
 
     A text prompt is fed as [256, *its bytes], so "" is the boundary alone; ids are fed as they are.
     Draw k uses `uniform(config.seed, k)`. With `config.valid_utf8` the sampled bytes alone are whole
-    well-formed UTF-8, also at the limit, near which only characters that still fit may begin. Under the
-    policies `mask` and `reset` a prompt counts from its last boundary. Closing the generator stops the
-    work at once. Raises RequestError, ConfigError or ContractError before anything is computed.
+    well-formed UTF-8, also at the limit, near which only characters that still fit may begin. A grammar, a
+    regex or a json_schema allows only what it matches (tinylm.constraints). Under the policies `mask` and
+    `reset` a prompt counts from its last boundary. Closing the generator stops the work at once. Raises
+    RequestError, ConfigError or ContractError before anything is computed.
     """
     config = GenerateConfig() if config is None else config.check()
     context = Context(model, prompt_ids(prompt))
-    return _events(context, EventStream(config.stop, config.max_tokens), config)
+    compiled = constraints.compile(
+        grammar=config.grammar,
+        regex=config.regex,
+        json_schema=config.json_schema,
+        valid_utf8=config.valid_utf8,
+    )
+    constraint = None if compiled is None else compiled.start()
+    return _events(context, EventStream(config.stop, config.max_tokens), config, constraint)
 
 
 def prompt_ids(prompt: str | Ids) -> tuple[int, ...]:
@@ -131,14 +141,15 @@ class Context:
         return self._logits_V
 
 
-def _events(context: Context, stream: EventStream, config: GenerateConfig) -> Generator[Event, None, None]:
-    utf8 = Utf8Stream(errors="strict")
+def _events(
+    context: Context, stream: EventStream, config: GenerateConfig, constraint: Constraint | None
+) -> Generator[Event, None, None]:
     while stream.end is None:
-        allowed_V = allowed_after(utf8.held, config.max_tokens - stream.tokens) if config.valid_utf8 else None
+        allowed_V = None if constraint is None else constraint.allowed(config.max_tokens - stream.tokens)
         probabilities_V = distribution(context.logits(), config, allowed_V)
         token = draw(probabilities_V, uniform(config.seed, stream.tokens))
         context.append(token)
-        if config.valid_utf8 and token != DOC_BOUNDARY:
-            utf8.push(bytes((token,)))
+        if constraint is not None:
+            constraint.advance(token)
         yield stream.push(token)
     yield stream.finish()
