@@ -21,8 +21,8 @@ PACKAGE = ROOT / "tinylm"
 HOUSE = """
     errors contract files locks config tokenizer shapes distributed devices sources corpus data batches
     baselines attention model optimizer sampling constraints events generate evaluate coder checkpoint
-    language_model interrupts metrics plots bit_pictures reports training_step progress milestones resumption trainer
-    plan interop serve walkthrough quickstart flags commands cli __main__
+    language_model interrupts metrics plots bit_pictures reports training_step progress milestones
+    resumption trainer plan interop serve walkthrough quickstart flags commands cli __main__
 """
 ORDER = HOUSE.split()
 

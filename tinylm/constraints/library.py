@@ -44,6 +44,12 @@ class Matcher:
             raise RequestError(
                 f"{kind}: {len(text)} characters, expected at most {MOST_CHARACTERS[kind]}; make it shorter"
             )
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"{kind}: position {error.start + 1}: half a surrogate pair, no text"
+            ) from None
         self._kind = kind
         self._tokens = 0
         self._seconds = 0.0
@@ -74,7 +80,7 @@ class Matcher:
         # The library ends with the end token wherever it is stuck.
         if allowed_V[DOC_BOUNDARY] and not self._matcher.is_accepting():
             raise RequestError(
-                f"{self._kind}: no text matches it after {self._tokens} tokens; loosen what comes there"
+                f"{self._kind}: after {self._tokens} tokens: no text matches it; loosen what comes there"
             )
         return allowed_V
 
@@ -91,9 +97,10 @@ class Matcher:
         """Count the time of one call, and look whether it went well."""
         self._seconds += time.perf_counter() - start
         if self._matcher.is_error():
-            raise RequestError(
-                f"{self._kind}: after {self._tokens} tokens: {_one_line(self._matcher.get_error())}"
-            )
+            said = _one_line(self._matcher.get_error())
+            if said.startswith("NoExtension"):
+                said = "no text matches it; loosen what comes there"
+            raise RequestError(f"{self._kind}: after {self._tokens} tokens: {said}")
         most = SECONDS + SECONDS_PER_TOKEN * self._tokens
         if self._seconds > most:
             raise RequestError(
