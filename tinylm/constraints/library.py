@@ -47,9 +47,7 @@ class Matcher:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise RequestError(
-                f"{kind}: position {error.start + 1}: half a surrogate pair, no text"
-            ) from None
+            raise RequestError(f"{kind}: position {error.start + 1}: half a surrogate pair") from None
         self._kind = kind
         self._tokens = 0
         self._seconds = 0.0
