@@ -18,45 +18,18 @@ from typing import Protocol
 import numpy as np
 
 from tinylm.config import GenerateConfig
-from tinylm.contract import DOC_BOUNDARY
+from tinylm.constraints import Constraint, compile_for
 from tinylm.errors import RequestError, TinylmError
 from tinylm.events import Event, EventStream
 from tinylm.generate.context import Window
 from tinylm.generate.reader import CHUNK, Model, Reader
-from tinylm.sampling import Floats, Mask, allowed_after, distribution, draw, uniform
-from tinylm.tokenizer import Utf8Stream
-
-
-class Constraint(Protocol):
-    """What one generation may draw next; it follows what was drawn."""
-
-    def allowed(self, room: int | None = None) -> Mask:
-        """bool [257]; `room`: how many tokens may still be drawn, this one included."""
-        ...
-
-    def advance(self, token: int) -> None:
-        """`token`, one of those allowed, was drawn."""
-        ...
+from tinylm.sampling import Floats, distribution, draw, uniform
 
 
 class Constraints(Protocol):
     """Gives each generation a constraint of its own."""
 
     def start(self) -> Constraint: ...
-
-
-class ValidUtf8:
-    """Only bytes that can continue well-formed UTF-8, and the boundary only between characters."""
-
-    def __init__(self) -> None:
-        self._utf8 = Utf8Stream(errors="strict")
-
-    def allowed(self, room: int | None = None) -> Mask:
-        return allowed_after(self._utf8.held, room)
-
-    def advance(self, token: int) -> None:
-        if token != DOC_BOUNDARY:
-            self._utf8.push(bytes((token,)))
 
 
 @dataclass(frozen=True)
@@ -66,7 +39,7 @@ class Task:
     `prompt`: ids as the model is fed, at least one. `bias`: added to the logits of ids before anything
     else; -inf forbids an id. `top`: how many of the most probable ids are told with each token. `reuse`:
     whether keys that were computed for an equal prompt may be used, which changes no result.
-    `constraint`: what may be drawn, in place of what `config.valid_utf8` says.
+    `constraint`: what may be drawn, compiled; None: `start` compiles what `config` asks for.
     """
 
     prompt: tuple[int, ...]
@@ -139,9 +112,8 @@ class Generation:
         self.reused = 0
         self.finite = True
         self.window = window
-        self.constraint: Constraint | None = ValidUtf8() if task.config.valid_utf8 else None
-        if task.constraint is not None:
-            self.constraint = task.constraint.start()
+        asked = compile_for(task.config) if task.constraint is None else task.constraint
+        self.constraint: Constraint | None = None if asked is None else asked.start()
 
 
 @dataclass
