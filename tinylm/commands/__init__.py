@@ -6,6 +6,7 @@ from tinylm.commands.evaluate import EVALUATE
 from tinylm.commands.export import EXPORT
 from tinylm.commands.generate import GENERATE
 from tinylm.commands.import_model import IMPORT
+from tinylm.commands.plan import PLAN
 from tinylm.commands.quickstart import QUICKSTART
 from tinylm.commands.train import TRAIN
 
@@ -18,4 +19,5 @@ COMMANDS: dict[str, Command] = {
     "generate": GENERATE,
     "export": EXPORT,
     "import": IMPORT,
+    "plan": PLAN,
 }
