@@ -11,10 +11,12 @@ import contextlib
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -217,6 +219,37 @@ def killed(code: str, *arguments: str, place: Path, at: int) -> bool:
         reached = any(int(line) >= at for line in child.stdout)
         child.kill()
     return child.wait() != 0 and reached
+
+
+def together(code: str, *arguments: str, place: Path, ranks: int) -> None:
+    """Run Python code in `ranks` processes, in a folder, with the environment that torchrun gives to ranks.
+
+    Waits for all. Where one fails the others are ended, and RuntimeError says what it said.
+    """
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{code}"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            cwd=place,
+            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=(place / f"rank-{rank}.stderr").open("wb"),
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        while any(child.poll() is None for child in children) and not any(c.returncode for c in children):
+            time.sleep(0.02)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for rank, child in enumerate(children):
+        if child.returncode > 0:
+            said = (place / f"rank-{rank}.stderr").read_text("utf-8", "backslashreplace")
+            raise RuntimeError(f"rank {rank} failed: {said}")
 
 
 def _part(label: str, text: str) -> None:
