@@ -4,25 +4,24 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from tinylm.distributed.ranks import ALONE, Ranks, join, leave
-from tinylm.distributed.sharding import gathered, local
 
 from tinylm import trainer
 from tinylm.batches import IGNORED
 from tinylm.config import CorpusConfig, ModelConfig, PlanConfig, TrainConfig
 from tinylm.corpus import build_corpus, open_corpus
 from tinylm.devices import choose_machine
+from tinylm.distributed.ranks import ALONE, Ranks, join, leave
+from tinylm.distributed.sharding import gathered, local
 from tinylm.model import Transformer
 from tinylm.optimizer import rate_scale
-from tinylm.plan import Prediction, predict
-from tinylm.plan.memory import memory
-from tinylm.plan.words import amount, duration
+from tinylm.plan import Prediction, amount, duration, memory, predict
 from tinylm.reports import Report
 from tinylm.training_step import mean_loss, train_step
 from tinylm.walkthrough import Lab, Stage, together, workspace
@@ -44,15 +43,14 @@ SHAPE = ModelConfig(layers=2, width=64, mlp_width=96, heads=2, kv_heads=2, head_
 ROWS = 12
 WAYS = ("replicated", "sharded", "own mean")
 POLICIES = ("cross", "reset")
-CHILD = "sys.path.insert(0, sys.argv[1]); import stage_18_scale; stage_18_scale.work(int(sys.argv[2]))"
-
-Said = dict[str, dict[str, Any]]
+CHILD = "sys.path.insert(0, sys.argv[1]); import stage_18_scale; stage_18_scale.work(*sys.argv[2:])"
 
 
-def work(steps: int) -> None:
+def work(steps: str, rank: str, size: str, port: str) -> None:
     """What a rank does, in the folder of the experiment: each policy, each way."""
+    os.environ |= {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = join(120.0)
-    said: Said = {f"{p}-{way}-{ranks.size}": learn(p, way, steps, ranks) for p in POLICIES for way in WAYS}
+    said = {f"{p}-{way}-{ranks.size}": learn(p, way, int(steps), ranks) for p in POLICIES for way in WAYS}
     Path(f"said-{ranks.size}-{ranks.rank}.json").write_text(json.dumps(said), encoding="utf-8")
     leave()
 
@@ -110,14 +108,12 @@ def row_of(plan: Prediction) -> list[str]:
 
 def experiment(lab: Lab) -> None:
     sizes, steps = (2,) if lab.quick else (2, 3), 20
-    ranks: dict[str, list[dict[str, Any]]] = {}
     with workspace() as place:
         build_corpus("builtin:unicode", place / "corpus", CorpusConfig(max_documents=500, truncate=True))
-        for policy in POLICIES:
-            ranks[f"{policy}-one process-1"] = [learn(policy, "one process", steps, ALONE, place)]
+        ranks = {f"{p}-one process-1": [learn(p, "one process", steps, ALONE, place)] for p in POLICIES}
         for n in sizes:
             together(CHILD, str(Path(__file__).parent), str(steps), place=place, ranks=n)
-            said: list[Said] = [json.loads((place / f"said-{n}-{r}.json").read_bytes()) for r in range(n)]
+            said = [json.loads((place / f"said-{n}-{r}.json").read_bytes()) for r in range(n)]
             ranks |= {key: [one[key] for one in said] for key in said[0]}
         weights = {key: safetensors.torch.load_file(place / f"{key}.safetensors") for key in ranks}
     apart, table = {}, []
@@ -126,15 +122,15 @@ def experiment(lab: Lab) -> None:
         alone, last = weights[f"{policy}-one process-1"], ranks[key][0]["losses"][-1]
         apart[key] = max(float((tensor - alone[name]).abs().max()) for name, tensor in weights[key].items())
         targets = " ".join(str(sum(said["targets"])) for said in ranks[key])
-        ids, far = digest(ranks[key])[:8], f"{apart[key]:.0e}"
-        table.append([policy, int(count), way, targets, ids, far, f"{last:.4f}"])
+        shown = (digest(ranks[key])[:8], f"{apart[key]:.0e}", f"{last:.4f}")
+        table.append([policy, int(count), way, targets, *shown])
         lab.value(f"loss_{policy}_{way.replace(' ', '_')}_{count}", last, tolerance=0.001)
     lab.note(f"{steps} steps of {ROWS} rows; farthest: the weight that is farthest from that of one process")
     lab.table(["policy", "ranks", "how", "targets of each rank", "ids", "farthest", "last loss"], table)
     held = {(n, way): ranks[f"cross-{way}-{n}"][0]["held"] for n in sizes for way in WAYS[:2]}
-    states = {key: memory(SHAPE, key[0], 1, shard=key[1] == "sharded", precision="float64") for key in held}
-    planned = {key: found.parameters + found.optimizer for key, found in states.items()}
-    lab.note("weights and optimizer on rank 0, in bytes: what it holds, and what `tinylm plan` says")
+    plain = {key: memory(SHAPE, key[0], 1, shard="sharded" in key, precision="float64") for key in held}
+    planned = {key: found.kept for key, found in plain.items()}
+    lab.note("bytes of weights and optimizer on rank 0, and what `tinylm plan` says")
     lab.table(["ranks", "how", "holds", "planned"], [[*key, held[key], planned[key]] for key in held])
     ways = [{"batch_rows": rows, "shard": shard} for rows in (256, 2048) for shard in (False, True)]
     plans = [predict(dataclasses.replace(PlanConfig(gpus=64, tokens=1e11), **way)) for way in ways]
@@ -142,24 +138,22 @@ def experiment(lab: Lab) -> None:
     headers = ["rows", "how", "states", "memory", "sent", "optimizer", "waiting", "compute", "run"]
     lab.table(headers, [row_of(plan) for plan in plans])
     right = [key for key in apart if "own" not in key]
-    digests = {(key.partition("-")[0], digest(ranks[key])) for key in ranks}
-    lab.value("digests", len(digests))
     lab.value("rounding", math.log10(max(apart[key] for key in right)), tolerance=2)
     own = {policy: lab.value(f"own_{policy}", apart[f"{policy}-own mean-2"], 0.005) for policy in POLICIES}
     for (n, way), size in held.items():
         lab.value(f"{way}_{n}", size)
     for plan in plans:
-        lab.value(f"compute_{plan.batch_rows}_{row_of(plan)[1]}", 100 * plan.time.compute / plan.time.total)
-    short, full = sum(ranks["cross-one process-1"][0]["targets"]), steps * ROWS * SHAPE.window
+        lab.value(
+            f"compute_{plan.batch_rows}_{row_of(plan)[1]}", 100 * plan.time.compute / plan.time.total, 0.5
+        )
     lab.otherwise(
-        f"Rows are not all full under cross: {short:,} targets of {full:,}, for the ends of the stream cut a "
-        f"row; there the mean of means moved a weight by {own['cross']:.0e}, and nothing crashed. And on 64 "
+        f"Not all rows are full under cross: {table[0][3]} targets of {steps * ROWS * SHAPE.window}, as the "
+        f"ends of the stream cut a row; there the mean of means moved a weight by {own['cross']:.0e}, and nothing crashed. And on 64 "
         "GPUs, says the plan, the passes through the model are the smaller part of a step of this size."
     )
-    sent = [amount(plan.traffic.sent) for plan in plans]
     lab.costs(
-        f"A rank sends {sent[0]} in a step of base on 64 GPUs, {sent[1]} where sharded. A mistake here "
-        "reaches every weight of every rank, and rank 0 saves it as if it were right."
+        "Gradients are sent once a step; sharded, weights in each pass too. A mistake here reaches every "
+        "weight of every rank, and rank 0 saves it as if it were right."
     )
     lab.proves(
         "that ranks are fed the batch of one process, and end with its weights, replicated or sharded; that "
@@ -167,7 +161,7 @@ def experiment(lab: Lab) -> None:
         does_not_prove="that it is fast (benchmarks/scale.py), what GPUs and networks do, or that the death "
         "of a rank ends the others.",
     )
-    lab.check("the ids are those of one process", len(digests) == len(POLICIES))
+    lab.check("the ids are those of one process", len({(row[0], row[4]) for row in table}) == len(POLICIES))
     lab.check("the weights are those of one process, to 1e-10", all(apart[key] < 1e-10 for key in right))
     lab.check("the mean of means is another run", min(own.values()) > 1e-6)
     lab.check("a rank holds what was planned", held == planned)

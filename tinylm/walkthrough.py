@@ -222,19 +222,18 @@ def killed(code: str, *arguments: str, place: Path, at: int) -> bool:
 
 
 def together(code: str, *arguments: str, place: Path, ranks: int) -> None:
-    """Run Python code in `ranks` processes, in a folder, with the environment that torchrun gives to ranks.
+    """Run Python code in `ranks` processes, in a folder, and wait for all of them.
 
-    Waits for all. Where one fails the others are ended, and RuntimeError says what it said.
+    Its last three arguments are the rank, the number of ranks and a free port. Where one fails the others
+    are ended, and RuntimeError says what it said.
     """
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{code}"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
+            [sys.executable, "-c", code, *arguments, str(rank), str(ranks), str(port)],
             cwd=place,
-            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=(place / f"rank-{rank}.stderr").open("wb"),
         )
         for rank in range(ranks)

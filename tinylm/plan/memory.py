@@ -64,6 +64,11 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer
 
     @property
+    def kept(self) -> int:
+        """Weights and optimizer: what a checkpoint of all ranks keeps."""
+        return self.parameters + self.optimizer
+
+    @property
     def backward(self) -> int:
         """At the turn from the forward to the backward pass."""
         return self.states + self.activations + self.logits + self.casts + self.buffers
