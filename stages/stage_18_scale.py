@@ -147,9 +147,8 @@ def experiment(lab: Lab) -> None:
             f"compute_{plan.batch_rows}_{row_of(plan)[1]}", 100 * plan.time.compute / plan.time.total, 0.5
         )
     lab.otherwise(
-        f"Not all rows are full under cross: {table[0][3]} targets of {steps * ROWS * SHAPE.window}, as the "
-        f"ends of the stream cut a row; there the mean of means moved a weight by {own['cross']:.0e}, and nothing crashed. And on 64 "
-        "GPUs, says the plan, the passes through the model are the smaller part of a step of this size."
+        f"Not all rows are full under cross: {table[0][3]} targets of {steps * ROWS * SHAPE.window}, as a row "
+        f"ends with the stream. So the mean of means moved a weight by {own['cross']:.0e}, and the loss fell."
     )
     lab.costs(
         "Gradients are sent once a step; sharded, weights in each pass too. A mistake here reaches every "
