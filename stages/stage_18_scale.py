@@ -142,13 +142,12 @@ def experiment(lab: Lab) -> None:
     own = {policy: lab.value(f"own_{policy}", apart[f"{policy}-own mean-2"], 0.005) for policy in POLICIES}
     for (n, way), size in held.items():
         lab.value(f"{way}_{n}", size)
-    for plan in plans:
-        lab.value(
-            f"compute_{plan.batch_rows}_{row_of(plan)[1]}", 100 * plan.time.compute / plan.time.total, 0.5
-        )
+    for plan, row in zip(plans, map(row_of, plans), strict=True):
+        lab.value(f"compute_{row[0]}_{row[1]}", 100 * plan.time.compute / plan.time.total, tolerance=0.5)
+    full = steps * ROWS * SHAPE.window
     lab.otherwise(
-        f"Not all rows are full under cross: {table[0][3]} targets of {steps * ROWS * SHAPE.window}, as a row "
-        f"ends with the stream. So the mean of means moved a weight by {own['cross']:.0e}, and the loss fell."
+        f"Not all rows are full under cross: {table[0][3]} targets of {full}, as a row ends with the stream. "
+        f"So the mean of means moved a weight by {own['cross']:.0e}, and the loss fell all the same."
     )
     lab.costs(
         "Gradients are sent once a step; sharded, weights in each pass too. A mistake here reaches every "
