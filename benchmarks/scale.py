@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def work(given: str, rank: str, size: str, port: str) -> None:
                 ranks.exchange(None)
                 if together or ranks.leads:
                     with cpu_threads(threads):
-                        seconds = timed(lambda key=key, turn=turn: one_step(runs[key], turn))
+                        seconds = timed(partial(one_step, runs[key], turn))
                     if turn > 1:  # the first two warm up
                         times[name].append(seconds)
         machine = Machine("cpu", "float32", False, 1)
@@ -138,7 +139,7 @@ def network(ranks: Ranks) -> dict[str, float]:
         taken = []
         for _ in range(12):
             ranks.exchange(None)
-            taken.append(timed(lambda values=values: dist.all_reduce(values)))
+            taken.append(timed(partial(dist.all_reduce, values)))
         found[name] = statistics.median(taken[2:])
     messages = 2 * (ranks.size - 1)
     through = messages / ranks.size * 16e6

@@ -132,8 +132,8 @@ def experiment(lab: Lab) -> None:
     planned = {key: found.kept for key, found in plain.items()}
     lab.note("bytes of weights and optimizer on rank 0, and what `tinylm plan` says")
     lab.table(["ranks", "how", "holds", "planned"], [[*key, held[key], planned[key]] for key in held])
-    ways = [{"batch_rows": rows, "shard": shard} for rows in (256, 2048) for shard in (False, True)]
-    plans = [predict(dataclasses.replace(PlanConfig(gpus=64, tokens=1e11), **way)) for way in ways]
+    pairs = [(rows, shard) for rows in (256, 2048) for shard in (False, True)]
+    plans = [predict(PlanConfig(gpus=64, tokens=1e11, batch_rows=rows, shard=shard)) for rows, shard in pairs]
     lab.note("the preset base on 64 H100, 1e11 tokens, as `tinylm plan` sees it")
     headers = ["rows", "how", "states", "memory", "sent", "optimizer", "waiting", "compute", "run"]
     lab.table(headers, [row_of(plan) for plan in plans])
@@ -144,10 +144,9 @@ def experiment(lab: Lab) -> None:
         lab.value(f"{way}_{n}", size)
     for plan, row in zip(plans, map(row_of, plans), strict=True):
         lab.value(f"compute_{row[0]}_{row[1]}", 100 * plan.time.compute / plan.time.total, tolerance=0.5)
-    full = steps * ROWS * SHAPE.window
     lab.otherwise(
-        f"Not all rows are full under cross: {table[0][3]} targets of {full}, as a row ends with the stream. "
-        f"So the mean of means moved a weight by {own['cross']:.0e}, and the loss fell all the same."
+        f"Not all rows are full under cross: {table[0][3]} targets of {steps * ROWS * SHAPE.window}: one row "
+        f"ends with the stream. So the mean of means moved a weight by {own['cross']:.0e}, and the loss fell."
     )
     lab.costs(
         "Gradients are sent once a step; sharded, weights in each pass too. A mistake here reaches every "

@@ -230,25 +230,25 @@ def together(code: str, *arguments: str, place: Path, ranks: int) -> None:
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{code}"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *arguments, str(rank), str(ranks), str(port)],
-            cwd=place,
-            stderr=(place / f"rank-{rank}.stderr").open("wb"),
-        )
-        for rank in range(ranks)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        places = [place / f"rank-{rank}.stderr" for rank in range(ranks)]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, *arguments, str(rank), str(ranks), str(port)],
+                cwd=place,
+                stderr=stack.enter_context(places[rank].open("wb")),
+            )
+            for rank in range(ranks)
+        ]
+        for child in children:
+            stack.callback(child.wait)
+            stack.callback(child.kill)
         while any(child.poll() is None for child in children) and not any(c.returncode for c in children):
             time.sleep(0.02)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    for rank, child in enumerate(children):
-        if child.returncode > 0:
-            said = (place / f"rank-{rank}.stderr").read_text("utf-8", "backslashreplace")
-            raise RuntimeError(f"rank {rank} failed: {said}")
+        failed = [rank for rank, child in enumerate(children) if child.returncode]
+    if failed:
+        said = places[failed[0]].read_text("utf-8", "backslashreplace")
+        raise RuntimeError(f"rank {failed[0]} failed: {said or children[failed[0]].returncode}")
 
 
 def _part(label: str, text: str) -> None:
