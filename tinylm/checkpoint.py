@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,9 @@ def save_model(path: Path, model: Transformer) -> None:
     files.write_atomic(path, model_bytes(model))
 
 
-def model_bytes(model: Transformer) -> bytes:
-    """The content of `model.safetensors`."""
-    return _to_bytes(dict(model.named_parameters()), {"model": asdict(model.config)})
+def model_bytes(model: Transformer, weights: Mapping[str, Tensor] | None = None) -> bytes:
+    """The content of `model.safetensors`; `weights` by name where the model itself is cut over ranks."""
+    return _to_bytes(weights or dict(model.named_parameters()), {"model": asdict(model.config)})
 
 
 def model_info(model: Transformer) -> str:
@@ -81,14 +81,17 @@ def save_step(
     manifest: Mapping[str, Any],
     *,
     replace: bool = False,
+    weights: Mapping[str, Tensor] | None = None,
+    agree: Callable[[], None] | None = None,
 ) -> Path:
     """Write the checkpoint of a step: a temporary folder, manifest last, fsync, rename. Returns the folder.
 
     `training` is the optimizer's state by name; `manifest` is what else a resume needs. An existing step
-    raises FileExistsError, unless `replace`.
+    raises FileExistsError, unless `replace`. `weights`: those of the model, where it is cut over ranks.
+    `agree` is called before the rename; if it raises, nothing takes its name.
     """
     target = step_folder(run, step)
-    contents = {MODEL: model_bytes(model), TRAINING: _to_bytes(training, {"step": step})}
+    contents = {MODEL: model_bytes(model, weights), TRAINING: _to_bytes(training, {"step": step})}
     listed = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in contents.items()
@@ -98,6 +101,8 @@ def save_step(
         for name, data in contents.items():
             files.write_new(folder / name, data)
         files.write_new(folder / MANIFEST, files.readable_json(files.seal({**manifest, **own})))
+        if agree is not None:
+            agree()
     return target
 
 

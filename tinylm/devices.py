@@ -10,17 +10,19 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy
 import torch
 
 from tinylm.config import Checked, TrainConfig
 from tinylm.config.checked import booleans, integers
-from tinylm.errors import ConfigError
+from tinylm.distributed.launch import launched
+from tinylm.errors import ConfigError, TrainingError
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,18 @@ class Machine(Checked):
     compile: bool
     threads: int
     deterministic: bool = False
+    ranks: int = 1
+    shard: bool = False
+
+    @classmethod
+    def from_dict(cls, values: object, where: str) -> Self:
+        """As for every configuration; a record that names no ranks is that of one process."""
+        given = {"ranks": 1, "shard": False, **values} if isinstance(values, Mapping) else values
+        return super().from_dict(given, where)
 
     def problems(self) -> list[str]:
-        found = integers(self, ("threads",), 1) + booleans(self, ("compile", "deterministic"))
+        found = integers(self, ("threads", "ranks"), 1)
+        found += booleans(self, ("compile", "deterministic", "shard"))
         if self.device not in ("cpu", "cuda", "mps"):
             found.append(f"device is {self.device!r}, expected cpu, cuda or mps")
         if self.precision not in ("float32", "bfloat16", "float64"):
@@ -61,7 +72,15 @@ def choose_machine(config: TrainConfig) -> Machine:
 
     `compile` is on by itself only on CUDA: on a CPU it took over a minute and made steps no faster (LAB.md).
     """
+    launch = launched()
     device = choose_device(config.device)
+    if device == "cuda" and not launch.alone and launch.local_rank >= torch.cuda.device_count():
+        raise TrainingError(
+            f"rank {launch.rank} needs a GPU of its own, and this machine has {torch.cuda.device_count()}; "
+            f"use --nproc-per-node {torch.cuda.device_count()}, or --device cpu"
+        )
+    if device == "mps" and not launch.alone:
+        raise ConfigError("device is mps, where ranks cannot meet; use --device cpu, or one process")
     precision = config.precision
     if precision == "auto":
         precision = "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
@@ -74,7 +93,8 @@ def choose_machine(config: TrainConfig) -> Machine:
     if wanted is None:
         wanted = device == "cuda" and obstacle is None
     threads = config.threads if config.threads is not None else torch.get_num_threads()
-    return Machine(device, precision, wanted, threads, config.deterministic)
+    shard = config.shard and not launch.alone
+    return Machine(device, precision, wanted, threads, config.deterministic, launch.size, shard)
 
 
 def choose_device(wanted: str) -> str:

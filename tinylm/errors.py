@@ -41,3 +41,7 @@ class CoderError(TinylmError, ValueError):
 
 class TrainingError(TinylmError):
     """Training cannot go on (a loss that is not finite, no memory for one row)."""
+
+
+class RankError(TinylmError):
+    """Another rank failed and says why; this one only ends."""

@@ -13,7 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tinylm.distributed.ranks import Ranks
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 """Ctrl-C, a polite kill, a closed terminal, and Windows' Ctrl-Break and closed console."""
@@ -39,6 +42,28 @@ class StopRequest:
                     self._heard(number)
         elif signal.Signals(number).name not in PATIENT:
             leave(number)
+
+
+class AgreedStop:
+    """A request that all ranks know of: `signal` is the same on each, after each look().
+
+    One process alone knows of its own at once.
+    """
+
+    def __init__(self, request: StopRequest, ranks: Ranks) -> None:
+        self._request, self._ranks = request, ranks
+        self._agreed: int | None = None
+
+    @property
+    def signal(self) -> int | None:
+        """The number of the signal that asked some rank to stop, or None."""
+        return self._request.signal if self._ranks.alone else self._agreed
+
+    def look(self) -> int | None:
+        """Learn what the other ranks have heard; every rank has to look."""
+        if not self._ranks.alone and self._agreed is None:
+            self._agreed = self._ranks.most(self._request.signal or 0) or None
+        return self.signal
 
 
 def leave(number: int) -> None:

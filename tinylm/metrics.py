@@ -68,6 +68,28 @@ class RunLog:
             self._board.close()
 
 
+class NoLog(RunLog):
+    """The log of a rank that writes nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def metric(self, row: dict[str, Any]) -> None:
+        pass
+
+    def timing(self, row: dict[str, Any]) -> None:
+        pass
+
+    def written(self) -> dict[str, Any]:
+        return {}
+
+    def sync(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 def check_tensorboard() -> None:
     """Raise ConfigError where TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:

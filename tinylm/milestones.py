@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from tinylm import checkpoint, files, metrics
 from tinylm.config import GenerateConfig
 from tinylm.devices import is_out_of_memory, versions
+from tinylm.distributed.ranks import company
+from tinylm.distributed.sharding import Together, gathered
 from tinylm.errors import TrainingError
 from tinylm.evaluate import Evaluation, evaluate
 from tinylm.generate import generate
-from tinylm.interrupts import StopRequest
+from tinylm.interrupts import AgreedStop
+from tinylm.model import Transformer
 from tinylm.training_step import Run
 
 Measures = dict[str, Any]
@@ -29,14 +32,14 @@ class Interrupted(Exception):
     """A signal came while the held-out text was read."""
 
 
-def evaluated(run: Run, step: int, log: metrics.RunLog, stop: StopRequest) -> Evaluation | None:
+def evaluated(run: Run, step: int, log: metrics.RunLog, stop: AgreedStop) -> Evaluation | None:
     """Read the held-out text after a step, log and report it; None if a signal came in the middle of it.
 
-    A resume reads it again, so nothing is lost.
+    A resume reads it again, so nothing is lost. Ranks share the rows.
     """
 
     def look_up(done: int, total: int) -> None:
-        if stop.signal is not None and done < total:
+        if stop.look() is not None and done < total:
             raise Interrupted
 
     try:
@@ -53,7 +56,12 @@ def evaluate_run(run: Run, whole: bool, progress: Callable[[int, int], None] | N
     """Bits per byte of the held-out text: all of it at the end of a run, the same part of it on the way."""
     limit = None if whole else run.config.evaluate_tokens
     with run.machine.autocast():
-        return evaluate(run.model, run.corpus.validation, limit=limit, progress=progress)
+        return evaluate(reader(run), run.corpus.validation, limit=limit, progress=progress, ranks=run.ranks)
+
+
+def reader(run: Run) -> Transformer:
+    """The model, for reading: where it is cut over ranks, all of them have to read the same way."""
+    return cast(Transformer, Together(run.model, run.ranks)) if run.machine.shard else run.model
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, Any]:
@@ -63,14 +71,21 @@ def metrics_of(evaluation: Evaluation) -> dict[str, Any]:
     return {key: values[key] for key in (*measures, "bytes", "boundaries", "protocol")}
 
 
-def sample(run: Run, stop: StopRequest) -> str:
-    """A sample from the boundary, always with the same draws; a signal ends it early."""
+def sample(run: Run, stop: AgreedStop) -> str:
+    """A sample from the boundary, always with the same draws; a signal ends it early.
+
+    Rank 0 writes it, and the others wait, unless they are needed for it.
+    """
+    return sampled(run, stop) if run.machine.shard else run.ranks.first(lambda: sampled(run, stop))
+
+
+def sampled(run: Run, stop: AgreedStop) -> str:
     options = GenerateConfig(max_tokens=run.config.sample_tokens, seed=run.config.seed)
     text = []
     with run.machine.autocast():
-        for event in generate(run.model, "", options):
+        for event in generate(reader(run), "", options):
             text.append(event.text)
-            if stop.signal is not None:
+            if (stop.look() if run.machine.shard else stop.signal) is not None:
                 break
     return "".join(text)
 
@@ -78,7 +93,10 @@ def sample(run: Run, stop: StopRequest) -> str:
 def save(
     run: Run, step: int, log: metrics.RunLog, evaluation: Evaluation | None, *, replace: bool = False
 ) -> None:
-    """Write the checkpoint of a step, verify it, then remove what is older than `keep` allows."""
+    """Write the checkpoint of a step, verify it, then remove what is older than `keep` allows.
+
+    Rank 0 writes; the others are there when it renames, or it does not.
+    """
     log.sync()
     measured = None
     if evaluation is not None:
@@ -92,11 +110,20 @@ def save(
         "validation": measured,
         "deviations": list(run.deviations),
     }
-    state = run.optimizer.state()
-    folder = checkpoint.save_step(run.folder, step, run.model, state, manifest, replace=replace)
-    checkpoint.verify_step(folder)
-    checkpoint.prune(run.folder, run.config.keep)
-    run.report.saved(step, folder)
+    state, weights = run.optimizer.state(), None
+    if run.machine.shard:
+        weights = gathered(dict(run.model.named_parameters()), run.ranks)
+        state = gathered(state, run.ranks)
+
+    def write(agree: Callable[[], None]) -> None:
+        folder = checkpoint.save_step(
+            run.folder, step, run.model, state, manifest, replace=replace, weights=weights, agree=agree
+        )
+        checkpoint.verify_step(folder)
+        checkpoint.prune(run.folder, run.config.keep)
+        run.report.saved(step, folder)
+
+    run.ranks.commit(write)
 
 
 def tell_best(run: Run) -> None:
@@ -120,7 +147,8 @@ def way_back(run: Run) -> Iterator[None]:
     Nothing is saved on the way out: weights may be in the middle of a step.
     """
     try:
-        yield
+        with company(run.ranks, lambda: whole_steps(run)):
+            yield
     except OSError as error:
         if error.errno is None:
             raise
@@ -128,9 +156,10 @@ def way_back(run: Run) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+        fewer = "" if run.ranks.alone or run.micro_rows == 1 else f"use --micro-rows {run.micro_rows // 2}, "
         raise TrainingError(
-            f"memory ran out on {run.machine.device}; close other programs, or start a run with a smaller "
-            f"--window or preset; {whole_steps(run)}"
+            f"memory ran out on {run.machine.device}; {fewer}close other programs, or start a run with a "
+            f"smaller --window or preset; {whole_steps(run)}"
         ) from error
 
 

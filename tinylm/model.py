@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from tinylm.attention import Seen, attend, check_segments, dense_mask, seen_within
 from tinylm.cache import Cache, SlotRows, Slots
 from tinylm.config import ModelConfig
+from tinylm.config import flops_per_token as flops_per_token
+from tinylm.config import parameter_count as parameter_count
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import ContractError, ShapeError
 from tinylm.shapes import check_shape, state_problems
@@ -257,28 +259,6 @@ def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     first, second = x_BHTK.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return x_BHTK * cos_TK.to(x_BHTK.dtype) + turned * sin_TK.to(x_BHTK.dtype)
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """Parameters by formula: 2VD (VD if tied) + layers x (attention + 3 D MLP + gains) + D."""
-    embedding = VOCABULARY_SIZE * config.width * (1 if config.tied else 2)
-    attention = 2 * config.width * config.head_size * (config.heads + config.kv_heads)
-    mlp = 3 * config.width * config.mlp_width
-    gains = 2 * config.width + 2 * config.head_size
-    return embedding + config.layers * (attention + mlp + gains) + config.width
-
-
-def flops_per_token(config: ModelConfig, length: int) -> int:
-    """Floating-point operations of one token's forward pass in a row of `length` tokens.
-
-    Two per weight of a matrix (the embedding is a look-up), and for causal attention two products over
-    on average (length + 1) / 2 keys. Training costs three times as much (Kaplan et al., 2020).
-    """
-    heads = config.heads * config.head_size
-    matrices = 2 * config.width * config.head_size * (config.heads + config.kv_heads)
-    matrices += 3 * config.width * config.mlp_width
-    attention = 2 * 2 * heads * (length + 1) // 2
-    return config.layers * (2 * matrices + attention) + 2 * VOCABULARY_SIZE * config.width
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.config import TrainConfig
+from tinylm.distributed.ranks import ALONE, Ranks
+from tinylm.distributed.sharding import is_cut, local, owners, put, with_whole_matrices
 from tinylm.errors import CheckpointError
 from tinylm.shapes import state_problems
 
@@ -23,8 +25,8 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 class Optimizer:
     """One optimizer step over a model's parameters; its state is tensors under the parameters' names."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        self.config = config
+    def __init__(self, model: nn.Module, config: TrainConfig, ranks: Ranks = ALONE) -> None:
+        self.config, self.ranks = config, ranks
         self.steps_done = 0
         self.matrices: dict[str, nn.Parameter] = {}
         self.others: dict[str, nn.Parameter] = {}
@@ -39,6 +41,8 @@ class Optimizer:
             short, long = sorted(parameter.shape)
             groups[short, long].append(name)
         self.groups = list(groups.values())
+        self.cut = any(is_cut(parameter) for parameter in self.matrices.values())
+        self.owner = owners({name: p.shape for name, p in self.matrices.items()}, ranks.size)
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
@@ -73,37 +77,51 @@ class Optimizer:
         if problems:
             raise CheckpointError(f"{where}: {'; '.join(problems)}")
         for name, tensor in wanted.items():
-            tensor.copy_(tensors[name])
+            put(tensor, tensors[name], self.ranks)
         self.steps_done = int(tensors["steps_done"])
 
     def _muon(self, names: list[str], rate: float) -> None:
         momentum, decay = self.config.muon_momentum, self.config.weight_decay
         updates = []
         for name in names:
-            gradient = self.matrices[name].grad
-            if gradient is None:
-                raise RuntimeError(f"{name} has no gradient")
-            buffer = self.momenta[name].lerp_(gradient, 1 - momentum)
-            update = gradient.lerp(buffer, momentum)
-            updates.append(update.T if update.shape[0] > update.shape[1] else update)
-        for name, update in zip(names, orthogonalize(torch.stack(updates)), strict=True):
-            matrix = self.matrices[name]
-            rows, columns = matrix.shape
+            gradient = gradient_of(name, self.matrices[name])
+            buffer = local(self.momenta[name]).lerp_(gradient, 1 - momentum)
+            updates.append(gradient.lerp(buffer, momentum))
+        if self.cut:  # each matrix whole on one rank for a moment, and its rows back to where they belong
+            counts, owner = [len(self.matrices[name]) for name in names], [self.owner[name] for name in names]
+            updates = with_whole_matrices(updates, counts, owner, self.ranks, orthogonal)
+        else:
+            updates = orthogonal(updates)
+        for name, update in zip(names, updates, strict=True):
+            rows, columns = self.matrices[name].shape
+            matrix = local(self.matrices[name])
             if decay:
                 matrix.mul_(1 - rate * decay)
-            matrix.add_(update.T if rows > columns else update, alpha=-rate * max(1.0, rows / columns) ** 0.5)
+            matrix.add_(update, alpha=-rate * max(1.0, rows / columns) ** 0.5)
 
     def _adamw(self, rate: float) -> None:
         beta1, beta2 = self.config.adam_beta1, self.config.adam_beta2
         correction1, correction2 = 1 - beta1**self.steps_done, 1 - beta2**self.steps_done
         for name, parameter in self.others.items():
-            gradient = parameter.grad
-            if gradient is None:
-                raise RuntimeError(f"{name} has no gradient")
-            first = self.first[name].lerp_(gradient, 1 - beta1)
-            second = self.second[name].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            gradient = gradient_of(name, parameter)
+            first = local(self.first[name]).lerp_(gradient, 1 - beta1)
+            second = local(self.second[name]).mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
             scale = (second / correction2).sqrt_().add_(1e-10)
-            parameter.addcdiv_(first, scale, value=-rate / correction1)
+            local(parameter).addcdiv_(first, scale, value=-rate / correction1)
+
+
+def gradient_of(name: str, parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter: of one that is cut over ranks, the rows that are here."""
+    if parameter.grad is None:
+        raise RuntimeError(f"{name} has no gradient")
+    return local(parameter.grad)
+
+
+def orthogonal(updates: list[Tensor]) -> list[Tensor]:
+    """`orthogonalize` for matrices [M, K] and [K, M], all at once."""
+    turned = [update.T if update.shape[0] > update.shape[1] else update for update in updates]
+    found = orthogonalize(torch.stack(turned))
+    return [each.T if old.shape[0] > old.shape[1] else each for old, each in zip(updates, found, strict=True)]
 
 
 def orthogonalize(matrices_NMK: Tensor) -> Tensor:

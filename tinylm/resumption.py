@@ -13,7 +13,8 @@ from tinylm.checkpoint import Checkpoint
 from tinylm.config import INEXACT, RESUMABLE, TrainConfig
 from tinylm.corpus import Corpus, open_corpus
 from tinylm.devices import Machine, choose_machine, versions
-from tinylm.errors import CheckpointError, ConfigError
+from tinylm.distributed.launch import launched
+from tinylm.errors import CheckpointError, ConfigError, CorpusError
 
 Deviation = dict[str, Any]
 """{step, name, was, is}: from this step on a run is no longer bit for bit what it would have been."""
@@ -93,6 +94,8 @@ def recall(folder: Path, changes: Mapping[str, Any], note: Callable[[str], None]
     tell_otherwise(folder, manifest["config"], note)
     before = TrainConfig.from_dict(manifest["config"], where)
     config = dataclasses.replace(before, **{"stop_after": None, **changes}).check()
+    if "micro_rows" in changes:
+        config.check_ranks(launched().size)
     if config.stop_after is not None and config.stop_after <= step:
         raise ConfigError(f"stop_after is {config.stop_after}, and the run is at step {step} already")
     was = Machine.from_dict(manifest["machine"], where)
@@ -112,7 +115,7 @@ def recall(folder: Path, changes: Mapping[str, Any], note: Callable[[str], None]
     new = {
         **versions(machine.device),
         **machine.to_dict(),
-        "micro_rows": config.micro_rows or config.batch_rows,
+        "micro_rows": config.rows_per_pass(machine.ranks),
     }
     for name in (name for name in new if new[name] != old.get(name)):
         note(
@@ -136,9 +139,20 @@ def tell_otherwise(folder: Path, recorded: Mapping[str, Any], note: Callable[[st
         note(f"{path}: says otherwise about {names}; a resume goes by its checkpoint and the flags")
 
 
-def same_corpus(folder: Path, recalled: Recalled) -> Corpus:
+def same_as(path: str, digest: str) -> Corpus:
+    """The corpus that rank 0 has verified, as this rank sees it."""
+    corpus = open_corpus(path, verify=False)
+    if corpus.digest != digest:
+        raise CorpusError(
+            f"{path}: is another corpus here (digest {corpus.digest[:12]}) than on rank 0 ({digest[:12]}); "
+            "all hosts need the same one, in a shared folder or as a copy"
+        )
+    return corpus
+
+
+def same_corpus(folder: Path, recalled: Recalled, verify: bool = True) -> Corpus:
     """The corpus of the run, verified whole; ConfigError if another one stands in its place."""
-    corpus, digest = open_corpus(recalled.config.data), recalled.recorded("corpus")
+    corpus, digest = open_corpus(recalled.config.data, verify=verify), recalled.recorded("corpus")
     if corpus.digest != digest:
         raise ConfigError(
             f"{recalled.config.data}: is another corpus (digest {corpus.digest[:12]}) than the run's "

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tinylm import checkpoint, files, metrics
 from tinylm.batches import Plan
-from tinylm.config import ModelConfig, TrainConfig
+from tinylm.config import ModelConfig, TrainConfig, read_run_config
 from tinylm.contract import contract
 from tinylm.corpus import Corpus
 from tinylm.data import corpus_for
@@ -24,17 +27,20 @@ from tinylm.devices import (
     matrix_rate,
     reproducible,
 )
+from tinylm.distributed.launch import launched
+from tinylm.distributed.ranks import ALONE, Ranks, company, join
+from tinylm.distributed.sharding import local, spread
 from tinylm.errors import CheckpointError, ConfigError
 from tinylm.evaluate import Evaluation
-from tinylm.interrupts import StopRequest, stop_requests
-from tinylm.locks import run_lock
+from tinylm.interrupts import AgreedStop, StopRequest, stop_requests
+from tinylm.locks import LOCK, OWNER, check_unlocked, run_lock
 from tinylm.milestones import Measures, evaluated, is_due, save, tell_best, way_back
 from tinylm.model import Transformer, flops_per_token, parameter_count
 from tinylm.optimizer import Optimizer, rate_scale
 from tinylm.plots import draw_curve
 from tinylm.reports import Report
-from tinylm.resumption import check_changes, check_is_run, recall, same_corpus
-from tinylm.training_step import Run, compiled, train_step
+from tinylm.resumption import check_changes, check_is_run, recall, same_as, same_corpus
+from tinylm.training_step import Run, agree_on_micro_rows, compiled, train_step
 
 
 @dataclass(frozen=True)
@@ -57,40 +63,48 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
 
     Interrupted by a signal (Ctrl-C, SIGTERM, SIGHUP) it finishes the step, saves, and returns with
     `signal` set. Where the disk or memory fails, TrainingError says from which step the run goes on.
+    Under torchrun the ranks share each batch; rank 0 alone reports and writes. One that was started again
+    after a failure goes on with the run that it began.
     """
     started = time.monotonic()
-    config.check()
-    report = report or Report()
+    config.check().check_ranks(launched().size)
     machine = choose_machine(config)
     if config.tensorboard:
         metrics.check_tensorboard()
-    if config.out is not None:
-        check_free(Path(config.out))
-    model = initial_model(config)
-    corpus = corpus_for(config.data, progress=report.read)
-    folder = Path(config.out or f"checkpoints/{corpus.path.name}-{config.preset}")
-    check_free(folder)
-    with stop_requests(report.stopping) as stop:
-        seconds = None if config.steps is not None else 60.0 * (config.minutes or 3.0)
+    ranks = join(config.rank_timeout)
+    report = (report or Report()) if ranks.leads else Report()
+    with company(ranks, lambda: "the first step had not begun"):
+        if config.out is not None and not ranks.restarted:
+            ranks.first(lambda: check_free(Path(config.out or "")))
+        model = ranks.each(lambda: initial_model(config))
+        corpus = shared_corpus(config.data, ranks, report)
+        folder = Path(config.out or f"checkpoints/{corpus.path.name}-{config.preset}")
         config = dataclasses.replace(
             config, data=corpus.path.as_posix(), out=folder.as_posix(), model=model.config
         )
-        with cpu_threads(machine.threads), reproducible(machine):
-            run = prepare(folder, config, machine, corpus, model, report)
-            if seconds is not None:
-                left = seconds - (time.monotonic() - started)
+        if ranks.restarted and ranks.first(lambda: is_begun(folder, config)):
+            with stop_requests(report.stopping) as request:
+                return go_on(folder, report, ranks, request, False, {"stop_after": config.stop_after})
+        ranks.first(lambda: check_free(folder))
+        with (
+            stop_requests(report.stopping) as request,
+            cpu_threads(machine.threads),
+            reproducible(machine),
+        ):
+            run = ranks.each(lambda: prepare(folder, config, machine, corpus, model, report, ranks))
+            agree_on_micro_rows(run)
+            if config.steps is None:
+                left = 60.0 * (config.minutes or 3.0) - (time.monotonic() - started)
                 run = with_steps(run, steps_in(run, left))
             run = with_intervals(run)
-            files.make_folder(folder)
+            ranks.first(lambda: files.make_folder(folder))
             try:
-                with run_lock(folder, report.note):
-                    files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
-                    return loop(run, 0, stop)
+                with locked(folder, report, ranks):
+                    ranks.first(lambda: write_description(run))
+                    return loop(run, 0, AgreedStop(request, ranks))
             except BaseException:
-                if folder.is_dir() and not checkpoint.list_steps(
-                    folder
-                ):  # nothing that a resume could go on from
-                    files.discard(folder)
+                if ranks.leads and folder.is_dir() and not checkpoint.list_steps(folder):
+                    files.discard(folder)  # nothing that a resume could go on from
                 raise
 
 
@@ -100,34 +114,111 @@ def resume(
     """Go on with a run from its newest verified step, as if it had never stopped.
 
     Refuses another corpus or contract, and `changes` of options that are not in config.RESUMABLE or
-    INEXACT. Other versions, and those in INEXACT, are noted and recorded. `steal_lock` takes over a run
-    whose last trainer ran on another machine and is known to be gone.
+    INEXACT. Other versions, another number of ranks, and those in INEXACT, are noted and recorded.
+    `steal_lock` takes over a run whose last trainer ran on another machine and is known to be gone.
     """
     folder = Path(folder)
-    report = report or Report()
     check_changes(folder, changes)
     check_is_run(folder)
-    with stop_requests(report.stopping) as stop, run_lock(folder, report.note, steal=steal_lock):
+    ranks = join(changes.get("rank_timeout") or patience_of(folder))
+    report = (report or Report()) if ranks.leads else Report()
+    with stop_requests(report.stopping) as request, company(ranks, lambda: f"go on with --resume {folder}"):
+        return go_on(folder, report, ranks, request, steal_lock, changes)
+
+
+def go_on(
+    folder: Path,
+    report: Report,
+    ranks: Ranks,
+    request: StopRequest,
+    steal_lock: bool,
+    changes: Mapping[str, Any],
+) -> TrainResult:
+    """What `resume` does once the ranks have met."""
+
+    def looked() -> None:
         for sentence in files.clean(folder):
             report.note(sentence)
-        recalled = recall(folder, changes, report.note)
-        corpus = same_corpus(folder, recalled)
+
+    def loaded() -> Run:
+        corpus = same_corpus(folder, recalled, verify=ranks.leads)
         found, model = checkpoint.load(recalled.found.folder)
+        run = prepare(folder, recalled.config, recalled.machine, corpus, model, report, ranks)
+        run.optimizer.load_state(checkpoint.load_training(found), str(found.folder))
+        if run.optimizer.steps_done != recalled.step:
+            raise CheckpointError(
+                f"{found.folder}: its optimizer has done {run.optimizer.steps_done} steps, expected "
+                f"{recalled.step}; use an earlier step"
+            )
+        run.deviations = recalled.deviations
+        return run
+
+    def tidied() -> None:
+        metrics.cut(folder, recalled.step, recalled.recorded("metrics"), report.note)
+        for damaged in checkpoint.set_aside_after(folder, recalled.step):
+            report.note(f"kept the damaged step as {damaged}")
+        if changes or run.deviations:
+            write_description(run)
+
+    with locked(folder, report, ranks, steal_lock):
+        ranks.first(looked)
+        recalled = ranks.each(lambda: recall(folder, changes, report.note))
         with cpu_threads(recalled.machine.threads), reproducible(recalled.machine):
-            run = prepare(folder, recalled.config, recalled.machine, corpus, model, report)
-            run.optimizer.load_state(checkpoint.load_training(found), str(found.folder))
-            if run.optimizer.steps_done != recalled.step:
-                raise CheckpointError(
-                    f"{found.folder}: its optimizer has done {run.optimizer.steps_done} steps, expected "
-                    f"{recalled.step}; use an earlier step"
-                )
-            run.deviations = recalled.deviations
-            metrics.cut(folder, recalled.step, recalled.recorded("metrics"), report.note)
-            for damaged in checkpoint.set_aside_after(folder, recalled.step):
-                report.note(f"kept the damaged step as {damaged}")
-            if changes or run.deviations:
-                files.write_atomic(folder / "run.json", files.readable_json(describe(run)))
-            return loop(run, recalled.step, stop, recalled.recorded("validation"))
+            run = ranks.each(loaded)
+            ranks.first(tidied)
+            return loop(run, recalled.step, AgreedStop(request, ranks), recalled.recorded("validation"))
+
+
+@contextmanager
+def locked(folder: Path, report: Report, ranks: Ranks, steal: bool = False) -> Iterator[None]:
+    """Hold a run for one writer: rank 0 takes the lock for all."""
+    with ExitStack() as held:
+        ranks.first(lambda: held.enter_context(run_lock(folder, report.note, steal=steal)))
+        yield
+
+
+def shared_corpus(data: str, ranks: Ranks, report: Report) -> Corpus:
+    """The corpus of a run: rank 0 builds it where DATA is a source, and reads it whole; all open the same."""
+    if ranks.alone:
+        return corpus_for(data, progress=report.read)
+    corpus: list[Corpus] = []
+
+    def found() -> dict[str, str]:
+        corpus.append(corpus_for(data, progress=report.read))
+        return {"path": corpus[0].path.as_posix(), "digest": corpus[0].digest}
+
+    place = ranks.first(found)
+    return ranks.each(lambda: corpus[0] if corpus else same_as(place["path"], place["digest"]))
+
+
+def is_begun(folder: Path, config: TrainConfig) -> bool:
+    """Whether a folder holds this run, begun before torchrun started it again, with a step to go on from.
+
+    What was begun and has saved nothing is removed. Another run is left alone: its place is not free.
+    """
+    begun = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not begun:
+        return False
+    if begun - {LOCK, OWNER}:
+        recorded = read_run_config(str(folder / "run.json"))
+        resolved = ("out", "stop_after", "minutes", "device")
+        for field in dataclasses.fields(TrainConfig):
+            asked = getattr(config, field.name)
+            if field.name not in resolved and asked not in (None, getattr(recorded, field.name)):
+                return False
+    if checkpoint.list_steps(folder) or checkpoint.is_being_replaced(folder):
+        return True
+    check_unlocked(folder)
+    shutil.rmtree(folder)
+    return False
+
+
+def patience_of(folder: Path) -> float:
+    """How long the ranks of a run wait for each other, as far as its newest step says."""
+    with contextlib.suppress(CheckpointError, OSError, KeyError, IndexError, TypeError, ValueError):
+        newest = checkpoint.list_steps(folder)[0][1] / checkpoint.MANIFEST
+        return float(files.parse_json(newest.read_bytes(), str(newest))["config"]["rank_timeout"])
+    return TrainConfig(data="").rank_timeout
 
 
 def check_free(folder: Path) -> None:
@@ -162,9 +253,15 @@ def initial_model(config: TrainConfig) -> Transformer:
 
 
 def prepare(
-    folder: Path, config: TrainConfig, machine: Machine, corpus: Corpus, model: Transformer, report: Report
+    folder: Path,
+    config: TrainConfig,
+    machine: Machine,
+    corpus: Corpus,
+    model: Transformer,
+    report: Report,
+    ranks: Ranks = ALONE,
 ) -> Run:
-    """Put the model on its device and everything beside it."""
+    """Put the model on its device, or its share of a rank, and everything beside it."""
     model.to(device=machine.device, dtype=machine.weight_dtype)
     policy, window = model.config.policy, model.config.window
     plan = Plan(corpus.train, policy, window, config.batch_rows, config.seed)
@@ -172,6 +269,7 @@ def prepare(
         report.note(
             f"every row is shorter than the window of {window}: rows hold {plan.padded_lengths[-1]} tokens"
         )
+    trained = None if ranks.alone else spread(model, model.model.layers, machine.device, ranks, machine.shard)
     return Run(
         folder=folder,
         config=config,
@@ -179,30 +277,34 @@ def prepare(
         corpus=corpus,
         plan=plan,
         model=model,
-        optimizer=Optimizer(model, config),
+        optimizer=Optimizer(model, config, ranks),
         loss=compiled(machine),
-        micro_rows=config.micro_rows or config.batch_rows,
+        micro_rows=config.rows_per_pass(ranks.size),
         steps=config.steps or 0,
         report=report,
+        ranks=ranks,
+        trained=trained,
     )
 
 
-def loop(run: Run, step: int, stop: StopRequest, measured: Measures | None = None) -> TrainResult:
+def loop(run: Run, step: int, stop: AgreedStop, measured: Measures | None = None) -> TrainResult:
     """Train from `step` finished steps on; evaluate, save and draw on the way.
 
     `measured` is what the evaluation after `step` gave, None if there was none (or it was interrupted).
     """
-    config, report, evaluation = run.config, run.report, None
+    config, report, ranks, evaluation = run.config, run.report, run.ranks, None
     save_every = config.save_every or run.steps
-    report.started(run_facts(run), step, run.steps)
+    if ranks.leads:
+        report.started(run_facts(run), step, run.steps)
     last = min(run.steps, config.stop_after or run.steps)
-    saved = step if checkpoint.step_folder(run.folder, step).is_dir() else -1
-    with metrics.RunLog(run.folder, step, config.tensorboard) as log, way_back(run):
-        if is_due(run, step) and measured is None and stop.signal is None:
+    saved = ranks.first(lambda: step if checkpoint.step_folder(run.folder, step).is_dir() else -1)
+    logged = metrics.RunLog(run.folder, step, config.tensorboard) if ranks.leads else metrics.NoLog()
+    with logged as log, way_back(run):
+        if stop.look() is None and is_due(run, step) and measured is None:
             evaluation = evaluated(run, step, log, stop)
             if evaluation is not None and (step % save_every == 0 or step == run.steps):
                 save(run, step, log, evaluation, replace=True)
-        while step < last and stop.signal is None:
+        while step < last and stop.look() is None:
             began = time.monotonic()
             batch = run.plan.batch(step)
             scale = rate_scale(step, run.steps, config.warmup, config.decay)
@@ -222,34 +324,43 @@ def loop(run: Run, step: int, stop: StopRequest, measured: Measures | None = Non
                 saved = step
         if saved != step:
             save(run, step, log, evaluation)
-    draw_curve(run.folder, run.report.note)
-    tell_best(run)
+    if ranks.leads:
+        draw_curve(run.folder, run.report.note)
+        tell_best(run)
     report.stopped(run.folder, step, run.steps)
     return TrainResult(run.folder, step, run.steps, stop.signal, evaluation if step == run.steps else None)
 
 
 def steps_in(run: Run, seconds: float) -> int:
-    """How many steps fit, measured on a copy of the model so that the run itself has not begun.
+    """How many steps fit, measured on the model itself, whose weights are put back: the run has not begun.
 
-    The time of evaluations is kept back: a forward pass costs about a third of a training pass.
+    The time of evaluations is kept back: a forward pass costs about a third of a training pass. Ranks go by
+    the clock of rank 0.
     """
-    trial = dataclasses.replace(run, model=copy.deepcopy(run.model))
-    trial.optimizer = Optimizer(trial.model, run.config)
+    trial = dataclasses.replace(run, optimizer=Optimizer(run.model, run.config, run.ranks))
+    kept = [local(parameter.detach()).clone() for parameter in run.model.parameters()]
     began = time.monotonic()
     train_step(trial, run.plan.batch(0), 0, 0.0)  # compiles, or warms up
     times: list[float] = []
-    while len(times) < 3 or (sum(times) < 0.04 * seconds and len(times) < 20):
+
+    def enough() -> bool:
+        many = len(times) >= 3 and (sum(times) >= 0.04 * seconds or len(times) >= 20)
+        return many or (len(times) > 0 and time.monotonic() - began > seconds / 4)
+
+    while not run.ranks.first(enough):
         started = time.monotonic()
         train_step(trial, run.plan.batch(len(times)), 0, 0.0)
         times.append(time.monotonic() - started)
-        if time.monotonic() - began > seconds / 4:
-            break
+    with torch.no_grad():
+        for parameter, weights in zip(run.model.parameters(), kept, strict=True):
+            local(parameter).copy_(weights)
     run.micro_rows = trial.micro_rows
     each = float(np.median(times))
     tokens = len(run.corpus.validation.stream)
-    evaluated = 8 * min(run.config.evaluate_tokens, tokens) + tokens
-    per_token = each / (run.config.batch_rows * run.plan.padded_lengths[-1]) / 2
-    return max(10, int((seconds - evaluated * per_token - (time.monotonic() - began)) / each))
+    evaluated = (8 * min(run.config.evaluate_tokens, tokens) + tokens) / run.ranks.size
+    per_token = each / (run.config.batch_rows / run.ranks.size * run.plan.padded_lengths[-1]) / 2
+    left = seconds - evaluated * per_token - (time.monotonic() - began)
+    return run.ranks.first(lambda: max(10, int(left / each)))
 
 
 def with_steps(run: Run, steps: int) -> Run:
@@ -281,6 +392,11 @@ def run_facts(run: Run) -> dict[str, Any]:
         "padding": run.plan.padding,
         "folder": run.folder,
     }
+
+
+def write_description(run: Run) -> None:
+    """Write run.json."""
+    files.write_atomic(run.folder / "run.json", files.readable_json(describe(run)))
 
 
 def describe(run: Run) -> dict[str, Any]:

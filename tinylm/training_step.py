@@ -19,7 +19,9 @@ from tinylm.config import TrainConfig
 from tinylm.contract import VOCABULARY_SIZE
 from tinylm.corpus import Corpus
 from tinylm.devices import Machine, is_out_of_memory
-from tinylm.errors import TrainingError
+from tinylm.distributed.ranks import ALONE, Ranks
+from tinylm.distributed.sharding import gradients_sent, whole
+from tinylm.errors import RankError, TrainingError
 from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer
 from tinylm.reports import Report
@@ -43,6 +45,9 @@ class Run:
     micro_rows: int
     steps: int
     report: Report
+    ranks: Ranks = ALONE
+    trained: nn.Module | None = None
+    """`model` as it is trained together with other ranks (distributed/sharding.py); None for one alone."""
     deviations: tuple[dict[str, Any], ...] = ()
     """Why the run is no longer bit for bit what it would have been, if so (see tinylm/resumption.py)."""
 
@@ -50,8 +55,9 @@ class Run:
 def train_step(run: Run, batch: Batch, step: int, scale: float) -> tuple[float, float | None]:
     """One optimizer step; returns the mean loss in nats per target and, if clipped, the gradients' norm.
 
-    Micro-batches are halved when memory runs out; the batch of the step stays the same. A loss that is
-    not finite raises TrainingError before any weight changes.
+    Micro-batches are halved when memory runs out (one process alone: ranks have agreed before the first
+    step); the batch of the step stays the same. A loss that is not finite raises TrainingError before any
+    weight changes.
     """
     while True:
         try:
@@ -59,11 +65,13 @@ def train_step(run: Run, batch: Batch, step: int, scale: float) -> tuple[float, 
             break
         except (RuntimeError, MemoryError) as error:
             run.optimizer.zero_grad()
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) or not run.ranks.alone:
                 raise
-            halve_micro_rows(run, batch)
+            halve_micro_rows(run, batch.inputs_BT.shape[1])
     if not math.isfinite(loss):
         run.optimizer.zero_grad()
+        if not run.ranks.leads:
+            raise RankError(f"step {step + 1}: the loss is {loss}")
         raise TrainingError(
             f"step {step + 1}: the loss is {loss}; no weight was changed by it. "
             f"Try lower rates (--muon-rate {run.config.muon_rate / 2:g} --adam-rate "
@@ -72,18 +80,24 @@ def train_step(run: Run, batch: Batch, step: int, scale: float) -> tuple[float, 
         )
     norm = None
     if run.config.clip is not None:
-        norm = float(nn.utils.clip_grad_norm_(run.optimizer.parameters(), run.config.clip))
+        norm = float(whole(nn.utils.clip_grad_norm_(run.optimizer.parameters(), run.config.clip)))
     run.optimizer.step(scale)
     run.optimizer.zero_grad()
     return loss, norm
 
 
 def accumulate(run: Run, batch: Batch, step: int) -> float:
-    """Forward and backward over the micro-batches: gradients of the mean loss over the step's targets."""
-    device = run.machine.device
+    """Forward and backward over the micro-batches: gradients of the mean loss over the step's targets.
+
+    A rank reads its share of the rows. The targets are counted over the whole batch, so that gradients and
+    losses of all ranks add up to those of one process.
+    """
+    device, module = run.machine.device, run.trained or run.model
     total = torch.tensor(batch.targets, dtype=run.machine.weight_dtype, device=device)
     losses = []
-    for index, (inputs_BT, targets_BT, segments_BT) in enumerate(batch.micro_batches(run.micro_rows)):
+    share = run.ranks.share(len(batch.inputs_BT))
+    pieces = batch.micro_batches(run.micro_rows, share)
+    for index, (inputs_BT, targets_BT, segments_BT) in enumerate(pieces):
         inputs = torch.from_numpy(inputs_BT).to(device, non_blocking=True)
         targets = torch.from_numpy(targets_BT).to(device, non_blocking=True)
         seen = None
@@ -92,12 +106,42 @@ def accumulate(run: Run, batch: Batch, step: int) -> float:
             seen = seen_within(segments, compiled=run.machine.compile, dtype=run.machine.weight_dtype)
         with torch.random.fork_rng(enabled=run.config.dropout > 0):
             if run.config.dropout:
-                torch.manual_seed(dropout_seed(run.config.seed, step, index * run.micro_rows))
-            with run.machine.autocast():
-                loss = run.loss(run.model, inputs, targets, total, run.config.dropout, seen)
-            torch.autograd.backward(loss)
+                row = share.start + index * run.micro_rows
+                torch.manual_seed(dropout_seed(run.config.seed, step, row))
+            with gradients_sent(module, index == len(pieces) - 1):
+                with run.machine.autocast():
+                    loss = run.loss(module, inputs, targets, total, run.config.dropout, seen)
+                torch.autograd.backward(loss)
         losses.append(loss.detach())
-    return float(torch.stack(losses).sum(dtype=torch.float64).item())
+    return run.ranks.total(float(torch.stack(losses).sum(dtype=torch.float64).item()))
+
+
+def agree_on_micro_rows(run: Run) -> None:
+    """Find, before the first step, how many rows per forward pass fit into the memory of every rank.
+
+    Each rank tries the longest rows and sends nothing. In a step it would be too late: a rank without
+    memory would leave the others in the middle of their exchange. Sharded weights cannot be tried alone.
+    """
+    if run.ranks.alone or run.machine.shard or run.config.micro_rows is not None:
+        return
+    module, length = run.trained or run.model, run.plan.padded_lengths[-1]
+    seen = None
+    while True:
+        ids_BT = torch.zeros(run.micro_rows, length, dtype=torch.int64, device=run.machine.device)
+        try:
+            if run.plan.policy == "mask":
+                seen = seen_within(ids_BT, compiled=run.machine.compile, dtype=run.machine.weight_dtype)
+            with gradients_sent(module, False), run.machine.autocast():
+                loss = run.loss(module, ids_BT, ids_BT, torch.ones_like(ids_BT[0, 0]), 0.0, seen)
+            torch.autograd.backward(loss)
+            break
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            halve_micro_rows(run, length)
+        finally:
+            run.optimizer.zero_grad()
+    run.micro_rows = min(run.ranks.exchange(run.micro_rows))
 
 
 def mean_loss(
@@ -120,17 +164,17 @@ def compiled(machine: Machine) -> LossFunction:
     return torch.compile(mean_loss, dynamic=False) if machine.compile else mean_loss
 
 
-def halve_micro_rows(run: Run, batch: Batch) -> None:
-    """Fewer rows per forward pass, the same rows per step."""
+def halve_micro_rows(run: Run, length: int) -> None:
+    """Fewer rows, of `length` tokens, per forward pass; the same rows per step."""
     if run.machine.device == "cuda":
         torch.cuda.empty_cache()
     if run.micro_rows == 1:
         raise TrainingError(
-            f"no memory for one row of {batch.inputs_BT.shape[1]} tokens on {run.machine.device}; "
+            f"no memory for one row of {length} tokens on {run.machine.device}; "
             "use a smaller --window or a smaller preset"
         )
     rows = run.micro_rows // 2
-    while run.config.batch_rows % rows:
+    while run.config.rows_of_a_rank(run.ranks.size) % rows:
         rows -= 1
     run.micro_rows = rows
     run.report.note(f"memory ran out: {rows} rows per forward pass, still {run.config.batch_rows} per step")

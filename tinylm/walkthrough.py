@@ -11,10 +11,12 @@ import contextlib
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -228,6 +230,36 @@ def killed(code: str, *arguments: str, place: Path, at: int) -> bool:
         reached = any(int(line) >= at for line in child.stdout)
         child.kill()
     return child.wait() != 0 and reached
+
+
+def together(code: str, *arguments: str, place: Path, ranks: int) -> None:
+    """Run Python code in `ranks` processes, in a folder, and wait for all of them.
+
+    Its last three arguments are the rank, the number of ranks and a free port. Where one fails the others
+    are ended, and RuntimeError says what it said.
+    """
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{code}"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        places = [place / f"rank-{rank}.stderr" for rank in range(ranks)]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, *arguments, str(rank), str(ranks), str(port)],
+                cwd=place,
+                stderr=stack.enter_context(places[rank].open("wb")),
+            )
+            for rank in range(ranks)
+        ]
+        for child in children:
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+        while any(child.poll() is None for child in children) and not any(c.returncode for c in children):
+            time.sleep(0.02)
+        failed = [rank for rank, child in enumerate(children) if child.returncode]
+    if failed:
+        said = places[failed[0]].read_text("utf-8", "backslashreplace")
+        raise RuntimeError(f"rank {failed[0]} failed: {said or children[failed[0]].returncode}")
 
 
 def _part(label: str, text: str) -> None:

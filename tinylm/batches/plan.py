@@ -50,9 +50,10 @@ class Batch:
         """Scored targets that are bytes."""
         return int(np.count_nonzero((self.targets_BT >= 0) & (self.targets_BT < DOC_BOUNDARY)))
 
-    def micro_batches(self, rows: int) -> list[MicroBatch]:
-        """Inputs, targets and segments in pieces of `rows` rows."""
-        cuts = [slice(first, first + rows) for first in range(0, len(self.inputs_BT), rows)]
+    def micro_batches(self, rows: int, share: slice = slice(None)) -> list[MicroBatch]:
+        """Inputs, targets and segments in pieces of `rows` rows; those of a `share` of the rows, if given."""
+        first, end, _ = share.indices(len(self.inputs_BT))
+        cuts = [slice(row, min(row + rows, end)) for row in range(first, end, rows)]
         segments_BT = self.segments_BT
         return [
             (self.inputs_BT[cut], self.targets_BT[cut], None if segments_BT is None else segments_BT[cut])

@@ -7,6 +7,7 @@ from tinylm.commands.evaluate import EVALUATE
 from tinylm.commands.export import EXPORT
 from tinylm.commands.generate import GENERATE
 from tinylm.commands.import_model import IMPORT
+from tinylm.commands.plan import PLAN
 from tinylm.commands.quickstart import QUICKSTART
 from tinylm.commands.serve import SERVE
 from tinylm.commands.train import TRAIN
@@ -22,4 +23,5 @@ COMMANDS: dict[str, Command] = {
     "audit": AUDIT,
     "export": EXPORT,
     "import": IMPORT,
+    "plan": PLAN,
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinylm import config as options
 from tinylm.commands.command import Arguments, Command, ended, fields
+from tinylm.distributed.launch import launched
 from tinylm.errors import ConfigError
 from tinylm.flags import ASKED, train_flags
 from tinylm.locks import check_unlocked
@@ -25,8 +27,10 @@ def train(given: Arguments) -> int:
     elif steal:
         raise ConfigError("steal_lock takes over a run that exists; name it with --resume RUN")
     from tinylm import trainer
+    from tinylm.distributed.ranks import leave
 
-    with terminal_report() as report:
+    leads = launched().rank == 0
+    with terminal_report() if leads else nullcontext() as report:
         if run is None and values["data"] is None and path is not None:
             values["data"] = options.read_run_config(path).data
         if run is None and values["data"] is None:
@@ -38,7 +42,8 @@ def train(given: Arguments) -> int:
         else:
             values["model"] = options.ModelConfig(**fields(given.model))
             result = trainer.train(options.TrainConfig(**values), report)
-    if result.evaluation is not None:
+    leave()
+    if result.evaluation is not None and leads:
         from tinylm.progress import console, evaluation_table
 
         console(stderr=False).print(evaluation_table(result.evaluation))

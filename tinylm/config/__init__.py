@@ -10,7 +10,16 @@ from tinylm.config.corpus import CorpusConfig
 from tinylm.config.evaluate import EvaluateConfig
 from tinylm.config.export import ExportConfig, Format, Kind
 from tinylm.config.generate import GenerateConfig
-from tinylm.config.model import POLICIES, PRESETS, ModelConfig, Policy, preset
+from tinylm.config.model import (
+    POLICIES,
+    PRESETS,
+    ModelConfig,
+    Policy,
+    flops_per_token,
+    parameter_count,
+    preset,
+)
+from tinylm.config.plan import PlanConfig
 from tinylm.config.quickstart import QuickstartConfig
 from tinylm.config.serve import ServeConfig
 from tinylm.config.train import INEXACT, RESUMABLE, Precision, TrainConfig, read_run_config
@@ -31,12 +40,15 @@ __all__ = [
     "Kind",
     "ModelConfig",
     "Nothing",
+    "PlanConfig",
     "Policy",
     "Precision",
     "QuickstartConfig",
     "ServeConfig",
     "TrainConfig",
+    "flops_per_token",
     "option",
+    "parameter_count",
     "preset",
     "read_run_config",
 ]

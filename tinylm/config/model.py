@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tinylm.config.checked import MOST, Checked, booleans, choices, fine, integers, numbers, option
+from tinylm.contract import VOCABULARY_SIZE
 from tinylm.errors import ConfigError
 
 Policy = Literal["cross", "mask", "reset"]
@@ -69,3 +70,25 @@ def preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise ConfigError(f"preset is {name!r}, expected one of {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters by formula: 2VD (VD if tied) + layers x (attention + 3 D MLP + gains) + D."""
+    embedding = VOCABULARY_SIZE * config.width * (1 if config.tied else 2)
+    attention = 2 * config.width * config.head_size * (config.heads + config.kv_heads)
+    mlp = 3 * config.width * config.mlp_width
+    gains = 2 * config.width + 2 * config.head_size
+    return embedding + config.layers * (attention + mlp + gains) + config.width
+
+
+def flops_per_token(config: ModelConfig, length: int) -> int:
+    """Floating-point operations of one token's forward pass in a row of `length` tokens.
+
+    Two per weight of a matrix (the embedding is a look-up), and for causal attention two products over
+    on average (length + 1) / 2 keys. Training costs three times as much (Kaplan et al., 2020).
+    """
+    heads = config.heads * config.head_size
+    matrices = 2 * config.width * config.head_size * (config.heads + config.kv_heads)
+    matrices += 3 * config.width * config.mlp_width
+    attention = 2 * 2 * heads * (length + 1) // 2
+    return config.layers * (2 * matrices + attention) + 2 * VOCABULARY_SIZE * config.width

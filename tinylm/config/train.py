@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from tinylm import files
 from tinylm.config.checked import (
@@ -27,12 +28,15 @@ from tinylm.errors import ConfigError
 
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 
-RESUMABLE = ("stop_after", "save_every", "keep", "sample_tokens", "tensorboard")
+RESUMABLE = ("stop_after", "save_every", "keep", "sample_tokens", "tensorboard", "rank_timeout")
 """Options that a resume may change: they touch neither the weights nor a row of metrics.jsonl."""
 
-INEXACT = ("device", "threads", "compile", "micro_rows")
+INEXACT = ("device", "threads", "compile", "micro_rows", "shard")
 """Options that a resume may change too, but then sums are rounded in another order: it is recorded in the
 run that it is no longer bit for bit what it would have been."""
+
+YOUNGER = {"shard": False, "rank_timeout": 300.0}
+"""Options that runs of the first versions do not record, with what they did."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,18 @@ class TrainConfig(Checked):
         False, "on CUDA, use only operations that repeat bit for bit (slower); a CPU does so anyway"
     )
     tensorboard: bool = option(False, "also write TensorBoard events into the run folder (extra: track)")
+    shard: bool = option(
+        False, "under torchrun: each rank holds its share of weights and optimizer state (FSDP2)"
+    )
+    rank_timeout: float = option(
+        300.0, "under torchrun: seconds that a rank waits for the others in a step before it gives up"
+    )
     init: str | None = option(None, "start from the weights of this checkpoint instead of random ones")
+
+    @classmethod
+    def from_dict(cls, values: object, where: str) -> Self:
+        """As for every configuration; runs that are older than the options in YOUNGER mean their defaults."""
+        return super().from_dict({**YOUNGER, **values} if isinstance(values, Mapping) else values, where)
 
     def resolved_model(self) -> ModelConfig:
         """The model to train: the given one, or the preset's."""
@@ -115,6 +130,9 @@ class TrainConfig(Checked):
                 found += numbers(self, (name,), 0.0, above=True)
         if not found and self.minutes is not None and self.minutes > 1_000_000:
             found.append(f"minutes is {self.minutes:g}, expected at most 1000000")
+        found += numbers(self, ("rank_timeout",), 0.0, above=True)
+        if not found and self.rank_timeout > 1_000_000:
+            found.append(f"rank_timeout is {self.rank_timeout:g}, expected at most 1000000")
         found += numbers(self, ("muon_rate", "adam_rate", "weight_decay"), 0.0)
         found += shares(self, ("muon_momentum", "adam_beta1", "adam_beta2", "dropout", "warmup", "decay"))
         found += choices(
@@ -123,7 +141,7 @@ class TrainConfig(Checked):
             precision=("auto", "float32", "bfloat16", "float64"),
             compile=("auto", "yes", "no"),
         )
-        found += booleans(self, ("muon", "tensorboard", "deterministic"))
+        found += booleans(self, ("muon", "tensorboard", "deterministic", "shard"))
         if fine(found, "warmup", "decay") and self.warmup + self.decay > 1:
             found.append(f"warmup + decay is {self.warmup + self.decay:g}, expected at most 1")
         if fine(found, "batch_rows", "micro_rows") and self.batch_rows % (self.micro_rows or 1):
@@ -131,6 +149,31 @@ class TrainConfig(Checked):
                 f"micro_rows is {self.micro_rows}, expected a divisor of batch_rows ({self.batch_rows})"
             )
         return found
+
+    def rows_of_a_rank(self, ranks: int) -> int:
+        """Rows of each step that each of so many ranks takes; ConfigError where they cannot be shared out."""
+        each, left = divmod(self.batch_rows, ranks)
+        if left:
+            raise ConfigError(
+                f"batch_rows is {self.batch_rows}, expected a multiple of the {ranks} ranks, which share "
+                f"each batch; use --batch-rows {(each + 1) * ranks}, or another --nproc-per-node"
+            )
+        return each
+
+    def rows_per_pass(self, ranks: int) -> int:
+        """Rows of each forward pass of a rank: `micro_rows`, or the next smaller divisor of its rows."""
+        each = self.rows_of_a_rank(ranks)
+        wanted = min(self.micro_rows or each, each)
+        return next(rows for rows in range(wanted, 0, -1) if each % rows == 0)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError where so many ranks cannot share the rows of a step as is asked."""
+        each = self.rows_of_a_rank(ranks)
+        if self.micro_rows is not None and each % self.micro_rows:
+            raise ConfigError(
+                f"micro_rows is {self.micro_rows}, expected a divisor of the {each} rows that each of "
+                f"{ranks} ranks takes of batch_rows ({self.batch_rows})"
+            )
 
 
 def read_run_config(path: str) -> TrainConfig:

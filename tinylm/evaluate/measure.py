@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus import Split
+from tinylm.distributed.ranks import ALONE, Ranks
 from tinylm.errors import RequestError
 from tinylm.evaluate.scoring import (
     EvaluationProtocol,
@@ -68,16 +70,20 @@ def evaluate(
     rows: int = 32,
     limit: int | None = None,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Bits per byte of a split; the options are those of `score`, and `rows` does not change the result.
+
+    `ranks` that all evaluate share the rows, and get the same result.
 
     Raises RequestError where there is nothing to score.
     """
     check_options(model, protocol, stride, rows=rows, limit=limit)
     plan = Plan.of(model, split, protocol, stride, limit)
     tally = Tally(split)
-    for scored in score_plan(model, split, plan, rows, progress):
+    for scored in score_plan(model, split, plan, rows, progress, ranks):
         tally.add(scored)
+    tally.add_up(ranks)
     return tally.evaluation(model, plan.protocol, plan.stride)
 
 
@@ -148,6 +154,11 @@ class Tally:
             bits_C += np.bincount(cluster[chosen], scored.bits[chosen], count)
             counts_C += np.bincount(cluster[chosen], minlength=count)
         self.precision = scored.precision
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Count what the other ranks have counted, too."""
+        for sums_C in (self.byte_bits_C, self.end_bits_C, self.bytes_C, self.ends_C):
+            ranks.add_up(torch.from_numpy(sums_C))
 
     @property
     def seen_C(self) -> npt.NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from tinylm.batches import IGNORED, gather
 from tinylm.config import ModelConfig
 from tinylm.contract import VOCABULARY_SIZE
 from tinylm.corpus import Split
+from tinylm.distributed.ranks import ALONE, Ranks
 from tinylm.errors import RequestError, TinylmError
 from tinylm.shapes import check_shape
 
@@ -194,13 +195,22 @@ def _every_row(model: Scorer, split: Split, protocol: str, stride: int | None) -
 
 
 def score_plan(
-    model: Scorer, split: Split, plan: Plan, rows: int, progress: Progress | None
+    model: Scorer,
+    split: Split,
+    plan: Plan,
+    rows: int,
+    progress: Progress | None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Scored]:
     done = 0
     # Rows of like length go through together, so that little is padded and few targets are for context.
     order = np.lexsort((plan.rows.skips, -plan.rows.lengths))
-    for start in range(0, len(order), rows):
-        batch = plan.rows[order[start : start + rows]]
+    for start in range(0, len(order), rows * ranks.size):
+        # Each rank takes the next group. One for which none is left reads a row that another one counts:
+        # ranks that share a model have to read as often.
+        group = order[start + ranks.rank * rows :][:rows]
+        spare = not len(group)
+        batch = plan.rows[order[:1] if spare else group]
         padded, first = int(batch.lengths.max()), int(batch.skips.min())
         inputs_BT, targets_BT = gather(split.stream, batch.starts, batch.lengths, padded)
         with _evaluating(model):
@@ -215,10 +225,12 @@ def score_plan(
         found = Scored(positions_BT[scored_BT], contexts_BT[scored_BT], bits_BT[scored_BT], precision)
         if not np.isfinite(found.bits).all():
             raise TinylmError(_not_finite(found, split))
-        done += len(found.bits)
+        last = start + rows * ranks.size >= len(order)
+        done = plan.targets if last else done + len(found.bits)
         if progress is not None:
             progress(done, plan.targets)
-        yield found
+        if not spare:
+            yield found
 
 
 def _spread(lengths: Int64Array, limit: int | None) -> Int64Array:

@@ -1,0 +1,131 @@
+"""Several ranks in tests: forked from the process of the tests, each does what a list of jobs says.
+
+Loading torch on each rank takes longer than all that the ranks do, so they are forked, and do many jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import traceback
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+SHAPE = {"layers": 2, "width": 32, "mlp_width": 32, "heads": 2, "kv_heads": 2, "head_size": 16, "window": 16}
+POSIX = unittest.skipUnless(os.name == "posix", "gloo between processes, and signals of POSIX")
+
+
+def config(place: Path, name: str, **changes: Any) -> dict[str, Any]:
+    """The options of a small run in float64 over the corpus `corpus` of a place."""
+    values = {
+        "data": str(place / "corpus"),
+        "out": str(place / name),
+        "model": SHAPE,
+        "steps": 20,
+        "batch_rows": 12,
+        "precision": "float64",
+        "device": "cpu",
+        "compile": "no",
+        "threads": 1,
+        "sample_tokens": 8,
+        "evaluate_every": 10,
+        "evaluate_tokens": 64,
+        "weight_decay": 0.1,
+        "rank_timeout": 60.0,
+    }
+    return {**values, **changes, "model": {**SHAPE, **changes.get("model", {})}}
+
+
+def torchrun(ranks: int, *arguments: str | Path, options: tuple[str, ...] = ()) -> list[str]:
+    """The command that starts ranks on this machine; `arguments` as for python."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*start, *options, *map(str, arguments)]
+
+
+class Started:
+    """Ranks that were forked from this process (torch is loaded already) and do jobs, one after the other."""
+
+    def __init__(self, place: Path, ranks: int, jobs: list[dict[str, Any]]) -> None:
+        self.place, self.ranks = place, ranks
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        sys.stdout.flush()
+        self.children = [self._fork(rank, port, jobs) for rank in range(ranks)]
+
+    def _fork(self, rank: int, port: int, jobs: list[dict[str, Any]]) -> int:
+        if child := os.fork():
+            return child
+        try:
+            said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.ranks, "MASTER_PORT": port}
+            os.environ.update({"MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in said.items()}})
+            results = {job["name"]: do(job) for job in jobs}
+            path = self.place / f"results-{self.ranks}-{rank}.json"
+            path.write_text(json.dumps(results), encoding="utf-8")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            code = 1
+        os._exit(code)
+
+    def results(self) -> dict[str, list[dict[str, Any]]]:
+        """What every rank said of every job, by the name of the job."""
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in self.children]
+        if any(codes):
+            raise AssertionError(f"the ranks ended with {codes}")
+        paths = [self.place / f"results-{self.ranks}-{rank}.json" for rank in range(self.ranks)]
+        said = [json.loads(path.read_bytes()) for path in paths]
+        return {name: [one[name] for one in said] for name in said[0]}
+
+
+def do(job: dict[str, Any]) -> dict[str, Any]:
+    """One job on one rank: a run that is trained or resumed, and what can be seen of it from inside."""
+    from tinylm import trainer, training_step
+    from tinylm.config import ModelConfig, TrainConfig
+    from tinylm.distributed.sharding import local
+    from tinylm.errors import TinylmError
+
+    said: dict[str, Any] = {"ids": [], "sent": 0}
+    runs: list[training_step.Run] = []
+    prepare, mean_loss = trainer.prepare, training_step.mean_loss
+
+    def prepared(*arguments: Any) -> training_step.Run:
+        runs.append(prepare(*arguments))
+        return runs[-1]
+
+    def loss(model: Any, inputs: Any, targets: Any, *rest: Any) -> Any:
+        said["ids"].append(inputs.tolist())
+        return mean_loss(model, inputs, targets, *rest)
+
+    with (
+        contextlib.ExitStack() as patches,
+        mock.patch("tinylm.trainer.draw_curve"),
+        mock.patch("tinylm.trainer.matrix_rate", return_value=None),
+        mock.patch("tinylm.trainer.prepare", prepared),
+        mock.patch("tinylm.trainer.compiled", return_value=loss),
+    ):
+        for target, value in job.get("patches", {}).items():
+            patches.enter_context(mock.patch(target, eval(value)))
+        try:
+            if job["do"] == "train":
+                values = {**job["config"], "model": ModelConfig(**job["config"]["model"])}
+                result = trainer.train(TrainConfig(**values))
+            else:
+                result = trainer.resume(job["run"], **job.get("changes", {}))
+            said["step"], said["signal"] = result.step, result.signal
+        except TinylmError as error:
+            said["error"] = [type(error).__name__, str(error)]
+    if runs:
+        parameters = [local(parameter) for parameter in runs[-1].model.parameters()]
+        states = [local(tensor) for tensor in runs[-1].optimizer.state().values() if tensor.ndim]
+        for name, tensors in (("parameters", parameters), ("optimizer", states)):
+            said[name] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return said

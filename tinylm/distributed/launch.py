@@ -1,0 +1,41 @@
+"""What torchrun tells a process in its environment: read here and nowhere else. Loads no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from tinylm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Which of how many processes this is, which of those on its host, and how often all were restarted."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    restarts: int = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to agree with."""
+        return self.size == 1
+
+
+def launched() -> Launch:
+    """What torchrun, or another launcher with RANK and WORLD_SIZE, says; without one, a process alone."""
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or size is None:
+        return Launch()
+    local, restarts = os.environ.get("LOCAL_RANK", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        found = Launch(int(rank), int(size), int(local), int(restarts))
+    except ValueError:
+        found = Launch(-1)
+    if not 0 <= found.rank < found.size or found.local_rank < 0:
+        raise ConfigError(
+            f"RANK is {rank!r}, WORLD_SIZE {size!r}, LOCAL_RANK {local!r} in the environment, expected "
+            "what torchrun sets; unset them, or start with: torchrun --nproc-per-node N -m tinylm train"
+        )
+    return found
