@@ -193,7 +193,10 @@ def contents(chapters: Sequence[Chapter]) -> str:
             language = chapter.language
             rows.append(f'<li class="language" lang="{language}">{LANGUAGES.get(language, language)}</li>')
         mark = ' <span class="FAIL">FAIL</span>' if chapter.ran and not chapter.ran.passed else ""
-        title = html.escape(re.sub(r"^(?:Stage|단계) (\d\d)\s*[:·]\s*", r"\1 ", chapter.title))
+        number, title = re.sub(r"^(?:Stage|단계) (\d\d)\s*[:·]\s*", r"\1 |", chapter.title).rpartition("|")[
+            ::2
+        ]
+        title = html.escape(f"{number}{title[:1].upper()}{title[1:]}")
         rows.append(f'<li><a href="#{chapter.anchor}" lang="{language}">{title}</a>{mark}</li>')
     return f'<nav id="contents" aria-label="contents"><h2>Contents</h2><ul>{"".join(rows)}</ul></nav>'
 
@@ -207,9 +210,8 @@ def made_by(every: Sequence[Ran], quick: bool) -> str:
     failed = sum(not ran.passed for ran in every)
     verdict = f'<span class="FAIL">{failed} FAIL</span>' if failed else '<span class="PASS">all PASS</span>'
     form = ", in their short form (the numbers of the pages are those of the full one)" if quick else ""
-    when = f"{date.today().isoformat()}, {sum(ran.seconds for ran in every):.0f} s"
     where = html.escape(f"Python {platform.python_version()}, {torch}, {platform.system()}")
-    return f"{len(every)} stages{form}; {when}; {where}: {verdict}."
+    return f"{len(every)} stages{form}; {date.today().isoformat()}; {where}: {verdict}."
 
 
 def frame(toc: str, chapters: str, made: str) -> str:

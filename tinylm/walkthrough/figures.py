@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLORS = ("#3b82d0", "#c8741b", "#2f9560", "#9a6ad6", "#c8518f", "#7f8790")
 INK = "#010203"  # stands for the reader's own text colour; `svg` replaces it
 PAPER = (
-    "<style>svg{color:#24292f}text{font-family:system-ui,sans-serif}"
+    "<style>svg{color:#24292f}text{fill:currentColor;font-family:system-ui,sans-serif}"
     "@media(prefers-color-scheme:dark){svg{color:#dfe3e8}}</style>"
 )
 
@@ -37,7 +37,7 @@ def lines(
 ) -> bytes:
     """A line for each series of (x, y), and horizontal ones at `levels`.
 
-    `log` names the logarithmic axes, "x", "y" or "xy"; the one of x also has a 0.
+    `log` names the logarithmic axes, "x", "y" or "xy".
     """
     figure, axes = _figure()
     for color, (name, points) in zip(_colors(len(series)), series.items(), strict=True):
@@ -45,7 +45,8 @@ def lines(
     for style, (name, level) in zip(("--", ":", "-."), (levels or {}).items(), strict=False):
         axes.axhline(level, color=INK, linewidth=1, linestyle=style, label=name)
     for axis in log:
-        getattr(axes, f"set_{axis}scale")("symlog" if axis == "x" else "log")
+        getattr(axes, f"set_{axis}scale")("log")
+        getattr(axes, f"{axis}axis").set_major_formatter("{x:,g}")
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.2, color=INK)
     axes.legend(frameon=False, labelcolor=INK)
@@ -76,10 +77,8 @@ def maps(panels: Mapping[str, npt.ArrayLike], *, x: str, y: str, scale: str) -> 
     values = {name: np.ma.masked_equal(np.asarray(panel, dtype=float), 0) for name, panel in panels.items()}
     top = max(float(panel.max()) for panel in values.values())
     for axes, (name, panel) in zip(figure.axes, values.items(), strict=True):
-        # Cells are drawn as shapes, not as an image inside the SVG.
-        drawn = axes.pcolormesh(panel, vmin=0, vmax=top, cmap="plasma", rasterized=False)
-        axes.invert_yaxis()
-        axes.set(xlabel=x, ylabel=y if axes is first else "", title=name, aspect="equal")
+        drawn = axes.imshow(panel, vmin=0, vmax=top, cmap="plasma", interpolation="none")
+        axes.set(xlabel=x, ylabel=y if axes is first else "", title=name)
     bar = figure.colorbar(drawn, ax=figure.axes, label=scale, shrink=0.8)
     bar.outline.set_edgecolor(INK)
     return svg(figure)
@@ -93,6 +92,7 @@ def svg(figure: Figure) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "tinylm", "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": "tinylm"})
     text = buffer.getvalue().decode("utf-8").replace(INK, "currentColor")
+    text = text.replace("#000000", "currentColor")
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
     return re.sub(r"(<svg [^>]*>)", lambda found: found[1] + PAPER, text, count=1).encode("utf-8")
 

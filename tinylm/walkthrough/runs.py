@@ -125,7 +125,7 @@ def run_stages(
 
 
 def main(stages: Path, environment: Mapping[str, str], arguments: Sequence[str] | None = None) -> int:
-    """The command `run_all.py`: 0 where every stage passed and the book is whole, else 1; 2 for bad options."""
+    """The command `run_all.py`: 0 if every stage passed and the book is whole, else 1; 2 for bad options."""
     utf8_output()
     root = stages.parent
     parser = argparse.ArgumentParser(
