@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from tests.stage_support import ROOT, STAGES, load_stage
-from tinylm.walkthrough import runs, workspace
+from tinylm.walkthrough import MARKER, runs, workspace
 from tinylm.walkthrough.runs import BOOK_PARTS, HOW_TO_GET_THE_BOOK, Ran, find_scripts, pages_of, run_stage
 
 ABSENT = [part for part in BOOK_PARTS if importlib.util.find_spec(part) is None]
@@ -335,6 +335,39 @@ class Running(unittest.TestCase):
             self.assertFalse(late.passed)
             self.assertIn("begun", late.output)
             self.assertIn("stopped after 1 s", late.errors)
+
+
+class Translations(unittest.TestCase):
+    """`stages/<language>/`: what a translation quotes is what the English page quotes."""
+
+    def pairs(self) -> list[tuple[str, str, str]]:
+        found = [
+            (page.name, page.read_text("utf-8"), (STAGES / page.name).read_text("utf-8"))
+            for page in sorted(STAGES.glob("[a-z][a-z]/stage_*.md"))
+        ]
+        self.assertTrue(found)
+        return found
+
+    def test_every_marked_number_is_quoted_as_often_and_no_other(self) -> None:
+        for name, translated, english in self.pairs():
+            with self.subTest(name):
+                self.assertEqual(Counter(MARKER.findall(translated)), Counter(MARKER.findall(english)))
+                self.assertEqual(translated.count("<!--="), len(MARKER.findall(translated)))
+
+    def test_output_commands_and_names_are_those_of_the_english_page(self) -> None:
+        for name, translated, english in self.pairs():
+            with self.subTest(name):
+                shown = english.split("## What the run shows")[1]
+                for block in re.findall(r"^```\n(.*?)^```$", shown, re.MULTILINE | re.DOTALL):
+                    self.assertIn(block, translated)
+                for code in re.findall(r"`(test_\w+|tinylm/[\w/]+\.py|sanity check: \w+)`", english):
+                    self.assertIn(f"`{code}`", translated)
+
+    def test_a_translation_tells_its_stage_and_its_question_in_its_own_words(self) -> None:
+        for name, translated, english in self.pairs():
+            self.assertRegex(translated, rf"^# {name.split('_')[1]}단계: .+\?\n")
+            parts = len(re.findall("^## ", english, re.MULTILINE))
+            self.assertEqual(len(re.findall("^## ", translated, re.MULTILINE)), parts, name)
 
 
 class Map(unittest.TestCase):

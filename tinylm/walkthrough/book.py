@@ -193,9 +193,9 @@ def contents(chapters: Sequence[Chapter]) -> str:
             language = chapter.language
             rows.append(f'<li class="language" lang="{language}">{LANGUAGES.get(language, language)}</li>')
         mark = ' <span class="FAIL">FAIL</span>' if chapter.ran and not chapter.ran.passed else ""
-        number, title = re.sub(r"^(?:Stage|단계) (\d\d)\s*[:·]\s*", r"\1 |", chapter.title).rpartition("|")[
-            ::2
-        ]
+        number = f"{chapter.ran.number:02d} " if chapter.ran else ""
+        # "Stage 04: one boundary?" and "04단계: 경계 하나?" stand as "04 One boundary?" and "04 경계 하나?".
+        title = re.sub(r"^(?:\w+ \d\d|\d\d\w+)\s*[:·]\s*", "", chapter.title)
         title = html.escape(f"{number}{title[:1].upper()}{title[1:]}")
         rows.append(f'<li><a href="#{chapter.anchor}" lang="{language}">{title}</a>{mark}</li>')
     return f'<nav id="contents" aria-label="contents"><h2>Contents</h2><ul>{"".join(rows)}</ul></nav>'
