@@ -370,6 +370,26 @@ class Translations(unittest.TestCase):
             self.assertEqual(len(re.findall("^## ", translated, re.MULTILINE)), parts, name)
 
 
+class KoreanReadme(unittest.TestCase):
+    def test_its_commands_are_those_of_the_readme_and_its_links_lead_somewhere(self) -> None:
+        text, english = ((ROOT / name).read_text("utf-8") for name in ("README.ko.md", "README.md"))
+        blocks = re.findall(r"^```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        self.assertGreaterEqual(len(blocks), 4)
+        for block in blocks:
+            self.assertIn(block, english)
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            self.assertTrue((ROOT / target).exists(), target)
+
+    def test_it_lists_the_stages_that_exist_and_the_pages_in_korean(self) -> None:
+        text = (ROOT / "README.ko.md").read_text("utf-8")
+        rows = re.findall(r"^\| \[\d\d\]\(stages/(\S+)\) \| [^|]+\? \| (.*)\|$", text, re.MULTILINE)
+        self.assertEqual(
+            [name for name, _ in rows], [s.with_suffix(".md").name for s in find_scripts(STAGES)]
+        )
+        for name, korean in rows:
+            self.assertEqual(f"(stages/ko/{name})" in korean, (STAGES / "ko" / name).exists(), name)
+
+
 class Map(unittest.TestCase):
     def test_it_lists_the_stages_that_exist_by_number_title_and_question(self) -> None:
         text = (STAGES / "README.md").read_text("utf-8")
