@@ -8,6 +8,7 @@ import importlib.util
 import io
 import os
 import re
+import shutil
 import textwrap
 import unittest
 from collections import Counter
@@ -254,6 +255,44 @@ class TheBook(unittest.TestCase):
             self.assertIn(f"figures/{path.name})", (STAGES / f"{path.stem}.md").read_text("utf-8"))
 
 
+def browser() -> str | None:
+    """The path of a Chromium that playwright can drive, or None."""
+    if importlib.util.find_spec("playwright") is None:
+        return None
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@CAN_BIND
+@unittest.skipIf(browser() is None, "playwright or a Chromium is not installed")
+class InABrowser(unittest.TestCase):
+    def test_it_fits_a_phone_asks_for_nothing_and_has_light_and_dark_paper(self) -> None:
+        from playwright.sync_api import sync_playwright
+
+        from tinylm.walkthrough.book import bind
+
+        with workspace() as folder, sync_playwright() as tools:
+            path = folder / "book.html"
+            path.write_text(bind([ran(script) for script in find_scripts(STAGES)], STAGES)[0], "utf-8")
+            chromium = tools.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
+            papers = []
+            for scheme in ("light", "dark"):
+                page = chromium.new_page(color_scheme=scheme, viewport={"width": 360, "height": 740})
+                said: list[str] = []
+                asked: list[str] = []
+                page.on("console", lambda message, said=said: said.append(message.text))
+                page.on("pageerror", lambda error, said=said: said.append(str(error)))
+                page.on("request", lambda request, asked=asked: asked.append(request.url))
+                page.goto(path.as_uri())
+                self.assertEqual(page.evaluate("document.documentElement.scrollWidth"), 360)
+                broken = "[...document.images].filter(i => !i.complete || !i.naturalWidth).length"
+                self.assertEqual(page.evaluate(broken), 0)
+                self.assertEqual(said, [])
+                self.assertEqual([url for url in asked if not url.startswith(("file:", "data:"))], [])
+                papers.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+            chromium.close()
+        self.assertEqual(len(set(papers)), 2)
+
+
 class Running(unittest.TestCase):
     def test_a_stage_s_line_tells_seconds_verdict_and_the_last_line(self) -> None:
         script = Path("stages/stage_04_bytes.py")
@@ -309,6 +348,15 @@ class Running(unittest.TestCase):
             self.assertEqual(code, 2)
             self.assertIn("--only 7", printed)
             self.assertIn("it has 01, 02", printed)
+
+    def test_every_stage_runs_as_on_a_console_that_knows_no_unicode(self) -> None:
+        script = (
+            "import os, sys\n"
+            "sys.exit(os.environ['PYTHONIOENCODING'] != 'cp1252' or print('sanity check: PASS'))\n"
+        )
+        with workspace() as folder:
+            made(folder, 1, "s", "# One\n", script)
+            self.assertEqual(run(folder, "--quick")[0], 0)
 
     def test_a_book_that_is_not_whole_gives_exit_code_1(self) -> None:
         if ABSENT:
