@@ -12,7 +12,7 @@ from tinylm.baselines import Baseline, Ngrams, ladder, ngram_bits
 from tinylm.config import CorpusConfig
 from tinylm.corpus import Split
 from tinylm.sources import open_sources
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
 
 STAGE = Stage(
     number=1,
@@ -87,6 +87,9 @@ def experiment(lab: Lab) -> None:
     lab.note(f"bytes counted: {sizes}")
     lab.note(f"the best table, in the same order: {', '.join(winners.values())}")
 
+    lines = {name: [(i, rungs[i].bits_per_byte) for i in range(1, 7)] for name, rungs in ladders.items()}
+    order_axis = "order of the table: it looks one token less far back"
+    lab.figure(lambda: figures.lines(lines, x=order_axis, y="bits per byte, held out"))
     changes: dict[str, list[float]] = {}
     shares: list[list[object]] = []
     for name in ("2,000 names", "9,900 names"):

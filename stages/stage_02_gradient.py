@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from tinylm.baselines import ladder
-from tinylm.config import CorpusConfig
 from tinylm.contract import VOCABULARY_SIZE as V
-from tinylm.corpus import Split
-from tinylm.sources import open_sources
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
+from tinylm.walkthrough.texts import split_names
 
 STAGE = Stage(
     number=2,
@@ -30,13 +27,6 @@ STAGE = Stage(
 WIDTH, STEPS, SHOWN = 16, 1_000, (0, 1, 10, 100, 250, 500, 1_000)
 Floats = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
-
-
-def names() -> tuple[Split, Split]:
-    """The 2,000 names of stage 01; every tenth is held out."""
-    every = islice(open_sources(["builtin:unicode"], CorpusConfig()).documents(), 2_000)
-    documents = [b"".join(document.chunks) for document in every]
-    return Split.of(d for i, d in enumerate(documents) if i % 10), Split.of(documents[::10], "validation")
 
 
 def log_softmax(logits: Floats) -> Floats:
@@ -102,7 +92,7 @@ def farthest_apart(table_VV: Floats, inputs_N: Tokens, targets_N: Tokens) -> tup
 
 
 def experiment(lab: Lab) -> None:
-    train, text = splits = names()
+    train, text = splits = split_names(2_000)
     pairs = [(s.stream[:-1].astype(np.int64), s.stream[1:].astype(np.int64)) for s in splits]
     count_VV, held_VV = (counted(*both) for both in pairs)
     random = np.random.default_rng(0)
@@ -139,6 +129,16 @@ def experiment(lab: Lab) -> None:
     unit = parts[0][65:91] / np.linalg.norm(parts[0][65:91], axis=1, keepdims=True)
     near = ["".join(chr(65 + i) for i in np.argsort(-unit @ unit[ord(x) - 65])[:3]) for x in "ATK"]
     lab.note(f"capital letters whose rows point nearly the same way: {', '.join(near)}")
+    walks = {"on the counted text": 0, "held out": 1}
+    lab.figure(
+        lambda: figures.lines(
+            {name: [(n, both[i]) for n, both in walked.items() if n >= 10] for name, i in walks.items()},
+            x="steps of the gradient, from 10 on",
+            y="bits per byte",
+            levels={"counted, held out": smoothed[1], f"{WIDTH} numbers per byte, held out": narrow[1]},
+            log="x",
+        )
+    )
     lab.value("counted", exact[0])
     lab.value("smoothed", smoothed[1])
     lab.value("narrow_held", narrow[1], tolerance=0.03)

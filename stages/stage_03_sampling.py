@@ -3,19 +3,18 @@
 import math
 import sys
 from collections.abc import Callable
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tinylm.baselines import Ngrams
-from tinylm.config import CorpusConfig, GenerateConfig
+from tinylm.config import GenerateConfig
 from tinylm.corpus import Split
 from tinylm.sampling import distribution, draw, uniform
-from tinylm.sources import open_sources
 from tinylm.tokenizer import encode
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
+from tinylm.walkthrough.texts import split_names
 
 STAGE = Stage(
     number=3,
@@ -42,13 +41,6 @@ SETTINGS = {
     "top-p 0.9": GenerateConfig(temperature=1.0, top_p=0.9),
     "min-p 0.1": GenerateConfig(temperature=1.0, min_p=0.1),
 }
-
-
-def names() -> tuple[Split, Split]:
-    """The 2,000 names of stage 01; every tenth is held out."""
-    every = islice(open_sources(["builtin:unicode"], CorpusConfig()).documents(), 2_000)
-    documents = [b"".join(document.chunks) for document in every]
-    return Split.of(d for i, d in enumerate(documents) if i % 10), Split.of(documents[::10], "validation")
 
 
 def held_out(model: Ngrams, text: Split) -> tuple[dict[str, float], dict[str, float]]:
@@ -113,7 +105,7 @@ SAMPLERS: dict[str, tuple[str, Callable[[Floats], Floats]]] = {
 
 
 def experiment(lab: Lab) -> None:
-    train, text = names()
+    train, text = split_names(2_000)
     model = Ngrams.count(train.stream, 5)
     logits_V = np.log(model.distribution(encode(CONTEXT)))
     bits, impossible = held_out(model, text)
@@ -124,6 +116,11 @@ def experiment(lab: Lab) -> None:
         rows.append([name, len(p_V), float(p_V.max()), entropy, bits[name], f"{impossible[name]:.1f}%"])
     lab.note(f"after {CONTEXT!r}; then, for the last two columns, after every byte of the held-out names")
     lab.table(["setting", "ids left", "best", "entropy", "held-out bits per byte", "never drawn"], rows)
+    ranked = np.argsort(-logits_V)[:30]
+    shown = ("temperature 1", "temperature 0.5", "temperature 2", "top-p 0.9", "top-k 10")
+    given = {name: distribution(logits_V, SETTINGS[name])[ranked] for name in shown}
+    series = {name: [(i, p) for i, p in enumerate(p_V, 1) if p] for name, p_V in given.items()}
+    lab.figure(lambda: figures.lines(series, x="rank of the id", y="probability"))
     numbers = [uniform(1, k) for k in range(MANY)]
     chances: dict[tuple[str, int], float] = {}
     table: list[list[object]] = []

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,13 @@ from torch import Tensor
 
 from tinylm.baselines import Ngrams
 from tinylm.batches import gather, rows_in_order
-from tinylm.config import CorpusConfig
 from tinylm.contract import DOC_BOUNDARY
 from tinylm.contract import VOCABULARY_SIZE as V
 from tinylm.corpus import Split
 from tinylm.errors import ShapeError
 from tinylm.shapes import check_shape
-from tinylm.sources import open_sources
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
+from tinylm.walkthrough.texts import character_names
 
 STAGE = Stage(
     number=5,
@@ -69,8 +67,7 @@ def refusal(call: Call, value: Any) -> str:
 
 def calls() -> dict[str, Call]:
     """The six calls, on one batch of names of characters."""
-    every = islice(open_sources(["builtin:unicode"], CorpusConfig()).documents(), 2_000)
-    split = Split.of(b"".join(document.chunks) for document in every)
+    split = Split.of(character_names(2_000))
     starts, lengths = rows_in_order(split, "cross", T)
     rows_BT, targets_BT = map(torch.from_numpy, gather(split.stream, starts[:B], lengths[:B], T))
     square_TT = torch.from_numpy(gather(split.stream, starts[:T], lengths[:T], T)[0])
@@ -127,6 +124,7 @@ def experiment(lab: Lab) -> None:
     every = calls()
     rows: list[list[object]] = []
     messages = {name: refusal(call, call.wrong) for name, call in every.items()}
+    bars: list[tuple[str, float, float, str]] = []
     unseen = 0
     for (name, call), key in zip(every.items(), KEYS, strict=True):
         right, (survived, end) = travel(call.right, call.steps)[1], travel(call.wrong, call.steps)
@@ -134,10 +132,12 @@ def experiment(lab: Lab) -> None:
             unseen += 1
             lab.value(key, float(end), tolerance=0.001)
             lab.value(f"{key}_right", float(right), tolerance=0.001)
+        bars.append((name, survived, len(call.steps), end))
         caught = "refused on entry" if messages[name] else "let in"
         rows.append([name, f"{survived} of {len(call.steps)}", end, right, caught])
         lab.check(f"{name}: the right call is let in", not refusal(call, call.right))
     lab.table(["wrong call", "steps survived", "ends as", "right", "with the contract"], rows)
+    lab.figure(lambda: figures.bars(bars, x="steps that the mistake survives"))
     lab.note("\n".join(filter(None, messages.values())))
     stream = every["ids as uint8"]
     ends = [int((tokens == DOC_BOUNDARY).sum()) for tokens in (stream.right, stream.wrong)]

@@ -1,7 +1,7 @@
 """Stage 08: attention written out, a proof that nothing reads its future, and a model without the mask."""
 
 import sys
-from itertools import islice, product
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from tinylm.attention import attend
 from tinylm.batches import IGNORED, Plan
-from tinylm.config import CorpusConfig, GenerateConfig, ModelConfig, TrainConfig
+from tinylm.config import GenerateConfig, ModelConfig, TrainConfig
 from tinylm.corpus import Split
 from tinylm.devices import cpu_threads
 from tinylm.evaluate import evaluate
 from tinylm.generate import generate
 from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer, rate_scale
-from tinylm.sources import open_sources
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
+from tinylm.walkthrough.texts import split_names
 
 STAGE = Stage(
     number=8,
@@ -56,13 +56,6 @@ def everything_seen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, *_: Any) -> 
 
 
 UNMASKED = mock.patch("tinylm.model.attend", everything_seen)
-
-
-def names() -> tuple[Split, Split]:
-    """Names of characters, a document each; every tenth is held out."""
-    every = islice(open_sources(["builtin:unicode"], CorpusConfig()).documents(), 5_000)
-    documents = [b"".join(document.chunks) for document in every]
-    return Split.of(d for i, d in enumerate(documents) if i % 10), Split.of(documents[::10], "validation")
 
 
 def trained(split: Split, steps: int, device: str) -> tuple[Transformer, float]:
@@ -110,7 +103,7 @@ def written(model: Transformer) -> str:
 
 @cpu_threads(1)  # tensors this small lose more to the second thread than they gain
 def experiment(lab: Lab) -> None:
-    train, text = names()
+    train, text = split_names(5_000)
     steps = 60 if lab.quick else 160
     masked, loss = trained(train, steps, lab.device)
     with UNMASKED:
@@ -132,6 +125,14 @@ def experiment(lab: Lab) -> None:
         before, itself, after = moved_TT.tril(-1).max(), moved_TT.diagonal().min(), moved_TT.triu(1).max()
         rows.append([name, f"{before:.3g} at most", f"{itself:.3g} at least", f"{after:.3g} at most"])
     lab.table(["one token changed", "logits before it", "at it", "after it"], rows)
+    lab.figure(
+        lambda: figures.maps(
+            {name: moved_TT.cpu().numpy() for name, moved_TT in moves.items()},
+            x="position of the logits",
+            y="position of the changed token",
+            scale="farthest that a logit moved",
+        )
+    )
     bits, honest = (evaluate(model, text).bits_per_byte for model in (masked, unmasked))
     lab.table(
         ["model", "last training loss, bits", "held-out bits per byte", "the same, with the mask"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import math
 import subprocess
@@ -228,16 +229,39 @@ class Running(unittest.TestCase):
             run(say_everything, "--fast")
         self.assertEqual(caught.exception.code, 2)
 
-    def test_a_figure_is_skipped_in_one_line_without_matplotlib(self) -> None:
+    def test_a_figure_is_drawn_where_it_was_asked_for_and_skipped_without_matplotlib(self) -> None:
+        drawn = []
+
+        def draw() -> bytes:
+            drawn.append(1)
+            return b"<svg/>"
+
         def experiment(lab: Lab) -> None:
             say_everything(lab)
-            lab.figure(lambda: Path("figure.svg"))
+            lab.figure(draw)
 
-        self.assertIn("figure      figure.svg\n", run(experiment)[1])
-        with mock.patch.dict(sys.modules, {"matplotlib": None}):
-            code, printed = run(experiment)
-        self.assertEqual(code, 0)
-        self.assertIn("figure      skipped: matplotlib is not installed\n", printed)
+        with workspace() as folder:
+            path = folder / "figure.svg"
+            with mock.patch.dict(sys.modules, {"matplotlib": None}):
+                code, printed = run(experiment, "--figure", str(path))
+            self.assertEqual(code, 0)
+            self.assertIn("figure      skipped: matplotlib is not installed\n", printed)
+            self.assertIn("figure      on the page;", run(experiment)[1])
+            self.assertEqual((drawn, path.exists()), ([], False))
+            if importlib.util.find_spec("matplotlib") is None:
+                self.skipTest("matplotlib is not installed")
+            self.assertEqual(run(experiment, "--figure", str(path))[0], 0)
+            self.assertEqual(path.read_bytes(), b"<svg/>")
+
+    def test_several_pages_are_compared_each_by_its_name(self) -> None:
+        with workspace() as folder:
+            right, wrong = folder / "right.md", folder / "wrong.md"
+            right.write_text("1<!--=one-->", encoding="utf-8")
+            wrong.write_text("2<!--=one-->", encoding="utf-8")
+            code, printed = run(say_everything, "--check-page", str(right), str(wrong))
+            self.assertEqual(code, 1)
+            self.assertIn("1 numbers of right.md compared with this run, 0 differ", printed)
+            self.assertIn("wrong.md: one is quoted as 2", " ".join(printed.split()))
 
     def test_a_stage_is_skipped_in_one_line_without_the_packages_that_it_needs(self) -> None:
         stage = dataclasses.replace(STAGE, extra="gguf", needs=("sys", "no_such_package"))

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tinylm.files import write_atomic
+
 WIDTH = 110
 INDENT = 12
 MARKER = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)(?:[ %*`]|[^\W\d])*<!--=(\w+)-->")
@@ -37,10 +39,14 @@ class Value:
 
 @dataclass
 class Lab:
-    """What an experiment says. `quick` asks for the 10-second form, `device` is where tensors live."""
+    """What an experiment says.
+
+    `quick` asks for the 10-second form, `device` is where tensors live, `picture` where the figure goes.
+    """
 
     quick: bool = False
     device: str = "cpu"
+    picture: Path | None = None
     values: dict[str, Value] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
@@ -59,12 +65,18 @@ class Lab:
         """Print a line of the experiment."""
         print(textwrap.indent(text, " " * INDENT))
 
-    def figure(self, draw: Callable[[], Path]) -> None:
-        """Call `draw`, which makes a picture with matplotlib; skipped in one line where that is missing."""
-        if importlib.util.find_spec("matplotlib") is None:
+    def figure(self, draw: Callable[[], bytes]) -> None:
+        """Write the SVG that `draw` makes (`tinylm.walkthrough.figures`), where a figure was asked for.
+
+        It is skipped in one line where nobody asked for it, or matplotlib is not installed.
+        """
+        if self.picture is None:
+            _part("figure", "on the page; --figure FILE draws this run's")
+        elif importlib.util.find_spec("matplotlib") is None:
             _part("figure", "skipped: matplotlib is not installed")
-            return
-        _part("figure", str(draw()))
+        else:
+            write_atomic(self.picture, draw())
+            _part("figure", str(self.picture))
 
     def otherwise(self, text: str) -> None:
         """What went otherwise than one would expect."""
@@ -113,10 +125,16 @@ class Stage:
         parser.add_argument("--quick", action="store_true", help="the 10-second form")
         parser.add_argument("--device", default="cpu", help="where tensors live: cpu (default) or cuda")
         parser.add_argument(
-            "--check-page", type=Path, metavar="PAGE", help="compare its numbers with this run"
+            "--check-page",
+            type=Path,
+            nargs="+",
+            default=[],
+            metavar="PAGE",
+            help="compare the numbers of these pages with this run",
         )
+        parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the stage's figure, as SVG")
         options = parser.parse_args(arguments)
-        lab = Lab(quick=options.quick, device=options.device)
+        lab = Lab(quick=options.quick, device=options.device, picture=options.figure)
         print(f"stage {self.number:02d} · {self.title}")
         _part("question", self.question)
         _part("hypothesis", self.hypothesis)
@@ -134,10 +152,10 @@ class Stage:
             for label in ("table", "otherwise", "costs", "proves", "check")
             if label not in lab.said
         ]
-        if options.check_page is not None:
-            problems, quoted = check_page(options.check_page.read_text(encoding="utf-8"), lab.values)
-            failures += [f"{options.check_page.name}: {problem}" for problem in problems]
-            _part("page", f"{quoted} numbers compared with this run, {len(problems)} differ")
+        for page in options.check_page:
+            problems, quoted = check_page(page.read_text(encoding="utf-8"), lab.values)
+            failures += [f"{page}: {problem}" for problem in problems]
+            _part("page", f"{quoted} numbers of {page.name} compared with this run, {len(problems)} differ")
         for failure in failures:
             _part("failed", failure)
         print(f"sanity check: {'FAIL' if failures else 'PASS'}")
@@ -222,7 +240,7 @@ def killed(code: str, *arguments: str, place: Path, at: int) -> bool:
 
     No handler runs, nothing is put in order. False if the process ended by itself before.
     """
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{code}"
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{code}"
     command = [sys.executable, "-c", code, *arguments]
     child = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, encoding="utf-8")
     assert child.stdout is not None

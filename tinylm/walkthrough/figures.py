@@ -1,0 +1,117 @@
+"""The figures of the stages: SVG whose text stays text, readable on light and on dark paper.
+
+Three kinds are enough: lines, bars and maps. Each function returns the bytes of one SVG. matplotlib is
+imported when the first figure is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Each reaches a contrast of 3 on white and on the dark paper of the book.
+COLORS = ("#3b82d0", "#c8741b", "#2f9560", "#9a6ad6", "#c8518f", "#7f8790")
+INK = "#010203"  # stands for the reader's own text colour; `svg` replaces it
+PAPER = (
+    "<style>svg{color:#24292f}text{fill:currentColor;font-family:system-ui,sans-serif}"
+    "@media(prefers-color-scheme:dark){svg{color:#dfe3e8}}</style>"
+)
+
+
+def lines(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x: str,
+    y: str,
+    levels: Mapping[str, float] | None = None,
+    log: str = "",
+    marks: bool = True,
+) -> bytes:
+    """A line for each series of (x, y), and horizontal ones at `levels`.
+
+    `log` names the logarithmic axes, "x", "y" or "xy".
+    """
+    figure, axes = _figure()
+    for color, (name, points) in zip(_colors(len(series)), series.items(), strict=True):
+        axes.plot(*zip(*points, strict=True), "o-" if marks else "-", color=color, label=name, markersize=4)
+    for style, (name, level) in zip(("--", ":", "-."), (levels or {}).items(), strict=False):
+        axes.axhline(level, color=INK, linewidth=1, linestyle=style, label=name)
+    for axis in log:
+        getattr(axes, f"set_{axis}scale")("log")
+        getattr(axes, f"{axis}axis").set_major_formatter("{x:,g}")
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.2, color=INK)
+    axes.legend(frameon=False, labelcolor=INK)
+    return svg(figure)
+
+
+def bars(rows: Sequence[tuple[str, float, float, str]], *, x: str) -> bytes:
+    """A bar from 0 for each (name, length, of how much, what stands at its end), from top to bottom.
+
+    A bar that is as long as it could be is drawn in another colour than one that stopped before.
+    """
+    figure, axes = _figure(height=0.42 * len(rows) + 0.9)
+    places = np.arange(len(rows))[::-1]
+    full = [length == whole for _, length, whole, _ in rows]
+    axes.barh(places, [row[2] for row in rows], color=INK, alpha=0.08)
+    axes.barh(places, [row[1] for row in rows], color=[COLORS[1] if done else COLORS[0] for done in full])
+    for place, (_, length, whole, end) in zip(places, rows, strict=True):
+        axes.annotate(end, (max(length, whole), place), (6, 0), textcoords="offset points", va="center")
+    axes.set_yticks(places, [row[0] for row in rows])
+    axes.set(xlabel=x, xlim=(0, 1.4 * max(row[2] for row in rows)))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return svg(figure)
+
+
+def maps(panels: Mapping[str, npt.ArrayLike], *, x: str, y: str, scale: str) -> bytes:
+    """A square map for each panel [rows, columns], values from 0; what is exactly 0 stays empty."""
+    figure, first = _figure(width=3.4 * len(panels) + 0.6, height=3.6, panels=len(panels))
+    values = {name: np.ma.masked_equal(np.asarray(panel, dtype=float), 0) for name, panel in panels.items()}
+    top = max(float(panel.max()) for panel in values.values())
+    for axes, (name, panel) in zip(figure.axes, values.items(), strict=True):
+        drawn = axes.imshow(panel, vmin=0, vmax=top, cmap="plasma", interpolation="none")
+        axes.set(xlabel=x, ylabel=y if axes is first else "", title=name)
+    bar = figure.colorbar(drawn, ax=figure.axes, label=scale, shrink=0.8)
+    bar.outline.set_edgecolor(INK)
+    return svg(figure)
+
+
+def svg(figure: Figure) -> bytes:
+    """A figure as SVG without a date or random ids; its ink follows the reader's light or dark paper."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "tinylm", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": "tinylm"})
+    text = buffer.getvalue().decode("utf-8").replace(INK, "currentColor")
+    text = text.replace("#000000", "currentColor")
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
+    return re.sub(r"(<svg [^>]*>)", lambda found: found[1] + PAPER, text, count=1).encode("utf-8")
+
+
+def _figure(width: float = 7.0, height: float = 3.8, panels: int = 1) -> tuple[Figure, Any]:
+    """A figure in the style of the house, and its first axes."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    style: Any = dict.fromkeys(ink, INK) | {"font.size": 10, "axes.titlesize": 10}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes: Any = figure.subplots(1, panels, squeeze=False)
+        for one in axes[0]:
+            if panels == 1:
+                one.spines[["top", "right"]].set_visible(False)
+        return figure, axes[0][0]
+
+
+def _colors(number: int) -> list[str]:
+    return [COLORS[i % len(COLORS)] for i in range(number)]

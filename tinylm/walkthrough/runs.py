@@ -1,0 +1,179 @@
+"""Run the stages in order, say how each ended, and keep what they printed and drew."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinylm.errors import ConfigError
+from tinylm.files import write_atomic
+from tinylm.walkthrough import utf8_output
+
+TIME_LIMIT = 900
+"""Seconds after which a stage is given up."""
+
+BOOK_PARTS = ("markdown_it", "mdit_py_plugins", "pygments")
+HOW_TO_GET_THE_BOOK = "book: skipped, its renderer is not installed: pip install 'tinylm[book]'"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A stage's script after its run: exit code, seconds, what it printed, and the figure that it drew."""
+
+    script: Path
+    code: int
+    seconds: float
+    output: str
+    errors: str = ""
+    figure: Path | None = None
+
+    @property
+    def number(self) -> int:
+        """04 of `stage_04_byte_tokenizer.py`."""
+        return int(self.script.stem.split("_")[1])
+
+    @property
+    def passed(self) -> bool:
+        """Exit code 0 and the last line that every stage ends with."""
+        return self.code == 0 and self.output.rstrip().endswith("sanity check: PASS")
+
+    def line(self) -> str:
+        """Seconds, PASS or FAIL, the script, and the last line that it printed."""
+        printed = (self.output.strip() or self.errors.strip() or "it printed nothing").splitlines()
+        last = printed[-1] if self.passed or not self.errors.strip() else self.errors.strip().splitlines()[-1]
+        quoted = sum(
+            int(line.split()[1]) for line in printed if line.startswith("page  ") and "compared" in line
+        )
+        pages = f"{quoted} numbers of its page agree; " if quoted and self.passed else ""
+        return (
+            f"{self.seconds:6.1f} s  {'PASS' if self.passed else 'FAIL'}  {self.script.stem:<26}{pages}{last}"
+        )
+
+    def reasons(self) -> list[str]:
+        """What the stage gave as its reasons to fail, and the end of what it wrote to standard error."""
+        if self.passed:
+            return []
+        named = [line for line in self.output.splitlines() if line.startswith("failed  ")]
+        return named + self.errors.strip().splitlines()[-12:]
+
+
+def find_scripts(stages: Path, only: Sequence[int] = ()) -> list[Path]:
+    """The scripts of the stages in order, or those with the numbers in `only`.
+
+    Raises ConfigError for a number that no stage has.
+    """
+    found = {int(path.stem.split("_")[1]): path for path in sorted(stages.glob("stage_[0-9][0-9]_*.py"))}
+    missing = [number for number in only if number not in found]
+    if missing or not found:
+        raise ConfigError(
+            f"--only {' '.join(map(str, missing))}: {stages} has no such stage; it has "
+            f"{', '.join(f'{number:02d}' for number in found) or 'none'}"
+        )
+    return [path for number, path in found.items() if not only or number in only]
+
+
+def pages_of(script: Path) -> list[Path]:
+    """The page of a stage, then its translations, `stages/<language>/stage_NN_name.md`."""
+    name = script.with_suffix(".md").name
+    return [script.with_suffix(".md"), *sorted(script.parent.glob(f"[a-z][a-z]/{name}"))]
+
+
+def run_stage(script: Path, quick: bool, figures: Path, environment: Mapping[str, str]) -> Ran:
+    """Run a stage in a process of its own; in full, the numbers of its pages are compared too."""
+    figure = figures / f"{script.stem}.svg"
+    command = [sys.executable, str(script), "--figure", str(figure)]
+    command += ["--quick"] if quick else ["--check-page", *map(str, pages_of(script))]
+    started = time.perf_counter()
+    try:
+        ran = subprocess.run(
+            command,
+            cwd=script.parents[1],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIME_LIMIT,
+        )
+        code, printed, errors = ran.returncode, ran.stdout, ran.stderr
+    except subprocess.TimeoutExpired as late:
+        code, printed = 1, late.stdout or b""
+        errors = (late.stderr or b"") + f"\nstopped after {TIME_LIMIT} s".encode()
+    return Ran(
+        script,
+        code,
+        time.perf_counter() - started,
+        printed.decode("utf-8", "replace"),
+        errors.decode("utf-8", "replace"),
+        figure if figure.exists() else None,
+    )
+
+
+def run_stages(
+    scripts: Sequence[Path], quick: bool, figures: Path, environment: Mapping[str, str], jobs: int
+) -> Iterator[Ran]:
+    """Run the scripts, `jobs` at a time, and give each result in the order of the scripts."""
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(lambda script: run_stage(script, quick, figures, environment), scripts)
+
+
+def main(stages: Path, environment: Mapping[str, str], arguments: Sequence[str] | None = None) -> int:
+    """The command `run_all.py`: 0 if every stage passed and the book is whole, else 1; 2 for bad options."""
+    utf8_output()
+    root = stages.parent
+    parser = argparse.ArgumentParser(
+        prog="run_all.py", description="Run the stages in order and bind them into one HTML book."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="the 10-second forms, two at a time; pages are not compared"
+    )
+    parser.add_argument("--only", type=int, nargs="+", default=[], metavar="N", help="these stages only")
+    parser.add_argument("--book", type=Path, metavar="FILE", help="default: build/book.html")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="stages at a time (default: 2 with --quick, else 1)"
+    )
+    options = parser.parse_args(arguments)
+    jobs = options.jobs or (2 if options.quick else 1)
+    can_bind = all(importlib.util.find_spec(part) for part in BOOK_PARTS)
+    if options.book and not can_bind:
+        parser.error(HOW_TO_GET_THE_BOOK)
+    if jobs < 1:
+        parser.error(f"--jobs is {jobs}, expected at least 1")
+    try:
+        scripts = find_scripts(stages, options.only)
+    except ConfigError as error:
+        parser.error(str(error))
+    # A console that knows no Unicode is the hardest one, so the stages are always run as if on it.
+    environment = {**environment, "PYTHONIOENCODING": "cp1252"}
+    if jobs > 1:
+        environment["OMP_NUM_THREADS"] = "1"
+    started = time.perf_counter()
+    every: list[Ran] = []
+    with tempfile.TemporaryDirectory(prefix="tinylm-book-") as folder:
+        for ran in run_stages(scripts, options.quick, Path(folder), environment, jobs):
+            every.append(ran)
+            print("\n".join([ran.line(), *(f"          {reason}" for reason in ran.reasons())]), flush=True)
+        failed = [ran.script.stem for ran in every if not ran.passed]
+        ended = f"FAIL: {', '.join(failed)}" if failed else "all PASS"
+        print(f"{len(every)} stages in {time.perf_counter() - started:.0f} s: {ended}")
+        problems: list[str] = []
+        if can_bind:
+            from tinylm.walkthrough.book import bind
+
+            path = options.book or root / "build" / "book.html"
+            html, problems = bind(every, stages, quick=options.quick)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, html.encode("utf-8"))
+            for problem in problems:
+                print(f"book: {problem}")
+            print(f"book: {os.path.relpath(path)}, {len(html.encode()) / 1e6:.1f} MB")
+        else:
+            print(HOW_TO_GET_THE_BOOK)
+    return 1 if failed or problems else 0
