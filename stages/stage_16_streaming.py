@@ -19,8 +19,8 @@ STAGE = Stage(
     title="streaming",
     question="Bytes, text, tokens, events: which unit is complete when?",
     hypothesis="A token is complete when it is sampled, a character when its last byte is. So a stream holds "
-    "text until a character is complete, and sends it with the token that completed it: the client sees whole "
-    "characters only, and has everything.",
+    "text until a character is complete, and sends it with the token that completed it: the client sees "
+    "whole characters only, and has everything.",
     experiment="send the same sampled ids as three streams, (naive) each token decoded alone, (hold) text "
     "held until complete, with the newest id, (events) one event per token; rebuild ids and text as a "
     "client does; then end each text at every possible limit, without and with a stop string",
@@ -131,22 +131,23 @@ def experiment(lab: Lab) -> None:
 
     total, by_hold, again = len(cases), rebuilt["hold"], rebuilt["events"][2]
     sizes = {name: sum(len(json.dumps(m)) for m in send(korean, (), 99)) for name, send in STREAMS.items()}
-    texts = [text for script in scripts.values() for text, _ in events(script, (), 99)]
-    most = max(len(list(run)) for empty, run in itertools.groupby(texts, lambda text: not text) if empty)
+    sent = [message for script in scripts.values() for message in events(script, (), 99)]
+    complete = [bool(text) or ids == (DOC_BOUNDARY,) for text, ids in sent]
+    most = max(len(list(run)) for full, run in itertools.groupby(complete) if not full)
     sent_by_hold = len(hold(korean, (), 99)), len(hold(emoji, (), 99))
     found = {"korean": sent_by_hold[0], "emoji": sent_by_hold[1], "cases": total, "most": most}
     for name, number in (found | {f"json_{name}": size for name, size in sizes.items()}).items():
         lab.value(name, number)
     lab.otherwise(
-        f"To hold text is right, to hold ids with it is not: {by_hold[0]} of {total} ends give back the ids. "
-        "At a limit inside a character its text is lost too, and a stop string is shown before it is known to "
-        f"be one. Text is no substitute: encoded again it gives the ids at {again} ends, for the boundary and "
+        f"To hold text is right, to hold ids with it is not: {by_hold[0]} of {total} ends give back ids. "
+        "At a limit inside a character its text is lost too, and a stop string is shown before it is known "
+        f"to be one. Text is no substitute: encoded again it gives the ids at {again} ends, for the boundary and "
         "stop strings are in no text and U+FFFD has bytes of its own. And a character is not the last unit: "
         "👨 is complete after 4 tokens, the family after 25, and only the next token says so."
     )
     lab.costs(
-        f"{sizes['events']} bytes of JSON instead of {sizes['hold']} for 16 bytes of Korean; at most {most} "
-        "bytes wait. A stream that loses ids raises no error, and breaks whoever feeds them back, counts them "
+        f"{sizes['events']} bytes of JSON instead of {sizes['hold']} for 16 bytes of Korean; at most "
+        f"{most} bytes wait. A stream that loses ids raises no error, and breaks whoever feeds them back, counts them "
         "or aligns probabilities with them, in every script but ASCII."
     )
     lab.proves(
