@@ -94,7 +94,9 @@ def experiment(lab: Lab) -> None:
     for (text, script), people_see in zip(scripts.items(), PEOPLE_SEE, strict=True):
         shown = text.replace("\u200d", "")
         units = [people_see, len(text), len(text.encode("utf-16-le")) // 2, len(script) - 1, len(script)]
-        rows.append([shown, *units, len(hold(script, (), 99)), arrived(naive(script, (), 99))[1] == text])
+        rows.append(
+            [shown, *units, len(arrived(hold(script, (), 99))[0]), arrived(naive(script, (), 99))[1] == text]
+        )
     seen = ["text", "people see", "code points", "UTF-16", "bytes", "tokens"]
     lab.table([*seen, "ids by hold", "right by naive"], rows)
     korean, emoji = scripts["안녕하세요."], scripts["😊📚😊"]
@@ -135,7 +137,7 @@ def experiment(lab: Lab) -> None:
     sent = [message for script in scripts.values() for message in events(script, (), 99)]
     complete = [bool(text) or ids == (DOC_BOUNDARY,) for text, ids in sent]
     most = max(len(list(run)) for full, run in itertools.groupby(complete) if not full)
-    sent_by_hold = len(hold(korean, (), 99)), len(hold(emoji, (), 99))
+    sent_by_hold = tuple(len(arrived(hold(script, (), 99))[0]) for script in (korean, emoji))
     found = {"korean": sent_by_hold[0], "emoji": sent_by_hold[1], "cases": total, "most": most}
     for name, number in (found | {f"json_{name}": size for name, size in sizes.items()}).items():
         lab.value(name, number)
