@@ -33,8 +33,9 @@ SECONDS, SECONDS_PER_TOKEN = 5.0, 0.002
 MOST_REFERENCES = 4_000
 """References of a schema times its depth: the library follows them on the stack, and must not run out."""
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-"""Between the parts of JSON. Bounded: an undecided model would write spaces for ever."""
+WHITESPACE = r"(\x20|\x0A[\x20\x09]{0,20})"
+"""Between the parts of JSON: a space, or a new line and its indentation. Bounded, since a model that knows
+no JSON would write spaces for ever."""
 
 
 class Matcher:
