@@ -7,15 +7,18 @@ import itertools
 import json
 import re
 import sys
+import tempfile
 import threading
 import unittest
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
 from tests.scripted import ScriptedModel, scripted
 from tinylm import constraints
+from tinylm.commands.generate import told_or_read
 from tinylm.config import GenerateConfig
 from tinylm.constraints import Compiled, Constraint, gbnf, lark
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
@@ -555,6 +558,18 @@ class Options(unittest.TestCase):
             GenerateConfig(grammar="root ::= .", regex="a").check()
         with self.assertRaisesRegex(RequestError, "regex and json_schema"):
             constraints.compile(regex="a", json_schema="{}")
+
+    def test_on_the_command_line_an_at_sign_names_a_file(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "root.gbnf"
+            path.write_bytes("root ::= [가-힣]\r\n".encode())
+            self.assertEqual(told_or_read("grammar", f"@{path}"), "root ::= [가-힣]")
+            path.write_bytes(b"root \xff")
+            with self.assertRaisesRegex(RequestError, "byte 5 is not well-formed"):
+                told_or_read("grammar", f"@{path}")
+        self.assertEqual(
+            [told_or_read("regex", given) for given in ("a@b", r"\@b", None)], ["a@b", r"\@b", None]
+        )
 
     def test_what_is_no_text_is_refused(self) -> None:
         for name in ("grammar", "json_schema", "regex"):

@@ -78,13 +78,7 @@ class Matcher:
         start = time.perf_counter()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._spent(start)
-        allowed_V = np.unpackbits(bits, bitorder="little")[:VOCABULARY_SIZE].astype(np.bool_)
-        # The library ends with the end token wherever it is stuck.
-        if allowed_V[DOC_BOUNDARY] and not self._matcher.is_accepting():
-            raise RequestError(
-                f"{self._kind}: after {self._tokens} tokens: no text matches it; loosen what comes there"
-            )
-        return allowed_V
+        return np.unpackbits(bits, bitorder="little")[:VOCABULARY_SIZE].astype(np.bool_)
 
     def advance(self, token: int) -> None:
         """`token`, one of those allowed, was drawn. Raises RequestError for another, or beyond a limit."""
