@@ -7,15 +7,18 @@ import itertools
 import json
 import re
 import sys
+import tempfile
 import threading
 import unittest
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
 from tests.scripted import ScriptedModel, scripted
 from tinylm import constraints
+from tinylm.commands.generate import told_or_read
 from tinylm.config import GenerateConfig
 from tinylm.constraints import Compiled, Constraint, gbnf, lark
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
@@ -335,6 +338,36 @@ def is_person(value: object) -> bool:
     )
 
 
+def random_pattern(rng: np.random.Generator, depth: int) -> tuple[str, str]:
+    """One pattern, as a regular expression and as the right side of a GBNF rule."""
+    kind = int(rng.integers(0, 6)) if depth else 0
+    if kind == 0:
+        one = str(rng.choice(["a", "b", "[ab]", "[^a]", "é"]))
+        return one.replace("[^a]", "[bé]"), one.replace("[^a]", "[bé]") if "[" in one else f'"{one}"'
+    first, second = (random_pattern(rng, depth - 1) for _ in range(2))
+    if kind in (1, 2):
+        return first[0] + second[0], f"{first[1]} {second[1]}"
+    if kind == 3:
+        return f"(?:{first[0]}|{second[0]})", f"({first[1]} | {second[1]})"
+    times = str(rng.choice(["*", "+", "?", "{2}", "{1,2}", "{2,}", "{0,1}"]))
+    return f"(?:{first[0]}){times}", f"({first[1]}){times}"
+
+
+@unittest.skipUnless(LIBRARY, WITHOUT)
+class RandomPatterns(unittest.TestCase):
+    def test_as_a_regex_and_as_a_grammar_they_allow_what_re_matches(self) -> None:
+        matched = 0
+        for seed in range(50):
+            regex, grammar = random_pattern(np.random.default_rng(seed), 4)
+            expected = {t.encode() for t in texts("abé", 3) if re.fullmatch(regex, t)}
+            expected = {raw for raw in expected if len(raw) <= 3}
+            matched += len(expected)
+            for made in (compiled(regex=regex), compiled(grammar=f"root ::= {grammar}")):
+                with self.subTest(regex, grammar=grammar):
+                    self.assertEqual(language(made, 3), expected)
+        self.assertGreater(matched, 100)
+
+
 @unittest.skipUnless(LIBRARY, WITHOUT)
 class JsonSchema(unittest.TestCase):
     def test_what_random_models_write_is_json_that_the_schema_accepts(self) -> None:
@@ -359,8 +392,15 @@ class JsonSchema(unittest.TestCase):
 
     def test_spaces_do_not_go_on_for_ever(self) -> None:
         made = compiled(json_schema={"type": "array", "items": {"type": "null"}})
-        self.assertIn(ord(" "), ids(after(made, b"[" + b" " * 31)))
-        self.assertNotIn(ord(" "), ids(after(made, b"[" + b" " * 32)))
+        for spaces, more in (
+            (b"", True),
+            (b" ", False),
+            (b"\n" + b" " * 19, True),
+            (b"\n" + b" " * 20, False),
+        ):
+            allowed = ids(after(made, b"[" + spaces))
+            self.assertEqual(ord(" ") in allowed, more, spaces)
+            self.assertLessEqual({ord("n"), ord("]")}, allowed)
 
     def test_a_mistake_is_named(self) -> None:
         for schema, said in {
@@ -518,6 +558,18 @@ class Options(unittest.TestCase):
             GenerateConfig(grammar="root ::= .", regex="a").check()
         with self.assertRaisesRegex(RequestError, "regex and json_schema"):
             constraints.compile(regex="a", json_schema="{}")
+
+    def test_on_the_command_line_an_at_sign_names_a_file(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "root.gbnf"
+            path.write_bytes("root ::= [가-힣]\r\n".encode())
+            self.assertEqual(told_or_read("grammar", f"@{path}"), "root ::= [가-힣]")
+            path.write_bytes(b"root \xff")
+            with self.assertRaisesRegex(RequestError, "byte 5 is not well-formed"):
+                told_or_read("grammar", f"@{path}")
+        self.assertEqual(
+            [told_or_read("regex", given) for given in ("a@b", r"\@b", None)], ["a@b", r"\@b", None]
+        )
 
     def test_what_is_no_text_is_refused(self) -> None:
         for name in ("grammar", "json_schema", "regex"):
