@@ -667,6 +667,8 @@ class TheCommand(unittest.TestCase):
                 (("--timeout", "0"), "timeout is 0"),
                 (("--api-key", ""), "api_key"),
                 (("--api-key", "a\nb"), "api_key"),
+                (("--api-key", "a", "--api-key-file", str(there)), "both given"),
+                (("--api-key-file", str(there) + "x"), "there.jsonx"),
                 (("--json", str(there)), "exists already"),
                 (("--json", str(there / "x")), "folder does not exist"),
             ):
@@ -680,6 +682,10 @@ class TheCommand(unittest.TestCase):
             words = ("--api-key", "s3cret", "--json", str(record), "--prompts", "A", "--chain", "0")
             code, out, error = command("audit", mimic.url, *words)
             self.assertEqual(code, 0, error)
+            file = Path(folder) / "key"
+            file.write_text("s3cret\n")
+            words = ("--api-key-file", str(file), "--prompts", "A", "--chain", "0")
+            self.assertEqual(command("audit", mimic.url, *words)[0], 0)
             self.assertNotIn("s3cret", out + error + record.read_text("ascii"))
         self.assertRegex(out, r"verdict +exact: \d+ runs;")
 

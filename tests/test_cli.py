@@ -190,6 +190,7 @@ class TestHelp(Case):
             "evaluate": config.EvaluateConfig,
             "generate": config.GenerateConfig,
             "export": config.ExportConfig,
+            "audit": config.AuditConfig,
         }
         for name, options in pairs.items():
             self.assertIn(name, out)
