@@ -8,7 +8,6 @@ that do not depend on one another; and of the keys of others only those of equal
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,46 +16,20 @@ from typing import Protocol
 
 import numpy as np
 
+from tinylm import constraints
 from tinylm.config import GenerateConfig
-from tinylm.contract import DOC_BOUNDARY
+from tinylm.constraints import Constraint
 from tinylm.errors import RequestError, TinylmError
 from tinylm.events import Event, EventStream
 from tinylm.generate.context import Window
 from tinylm.generate.reader import CHUNK, Model, Reader
-from tinylm.sampling import Floats, Mask, allowed_after, distribution, draw, uniform
-from tinylm.tokenizer import Utf8Stream
-
-
-class Constraint(Protocol):
-    """What one generation may draw next; it follows what was drawn."""
-
-    def allowed(self, room: int | None = None) -> Mask:
-        """bool [257]; `room`: how many tokens may still be drawn, this one included."""
-        ...
-
-    def advance(self, token: int) -> None:
-        """`token`, one of those allowed, was drawn."""
-        ...
+from tinylm.sampling import Floats, distribution, draw, uniform
 
 
 class Constraints(Protocol):
-    """Gives each generation a constraint of its own."""
+    """Gives each generation a constraint of its own: what `tinylm.constraints.compile` returns does."""
 
     def start(self) -> Constraint: ...
-
-
-class ValidUtf8:
-    """Only bytes that can continue well-formed UTF-8, and the boundary only between characters."""
-
-    def __init__(self) -> None:
-        self._utf8 = Utf8Stream(errors="strict")
-
-    def allowed(self, room: int | None = None) -> Mask:
-        return allowed_after(self._utf8.held, room)
-
-    def advance(self, token: int) -> None:
-        if token != DOC_BOUNDARY:
-            self._utf8.push(bytes((token,)))
 
 
 @dataclass(frozen=True)
@@ -66,7 +39,7 @@ class Task:
     `prompt`: ids as the model is fed, at least one. `bias`: added to the logits of ids before anything
     else; -inf forbids an id. `top`: how many of the most probable ids are told with each token. `reuse`:
     whether keys that were computed for an equal prompt may be used, which changes no result.
-    `constraint`: what may be drawn, in place of what `config.valid_utf8` says.
+    `constraint`: what may be drawn, compiled; without it, it is compiled from `config`.
     """
 
     prompt: tuple[int, ...]
@@ -131,7 +104,7 @@ class Generation:
     `finite`: whether the logits after what was read last are, and so all keys and values that they see.
     """
 
-    def __init__(self, task: Task, slot: int, window: Window) -> None:
+    def __init__(self, task: Task, slot: int, window: Window, compiled: Constraints | None) -> None:
         self.task = task
         self.slot = slot
         self.stream = EventStream(task.config.stop, task.config.max_tokens)
@@ -139,9 +112,7 @@ class Generation:
         self.reused = 0
         self.finite = True
         self.window = window
-        self.constraint: Constraint | None = ValidUtf8() if task.config.valid_utf8 else None
-        if task.constraint is not None:
-            self.constraint = task.constraint.start()
+        self.constraint = None if compiled is None else compiled.start()
 
 
 @dataclass
@@ -189,10 +160,16 @@ class Engine:
 
         A task that asks for no tokens has ended at once and holds no slot.
         """
-        task = dataclasses.replace(task, config=task.config.check())
+        config = task.config.check()
+        compiled = task.constraint or constraints.compile(
+            grammar=config.grammar,
+            regex=config.regex,
+            json_schema=config.json_schema,
+            valid_utf8=config.valid_utf8,
+        )
         window = Window(task.prompt, self._config)
-        if task.config.max_tokens == 0:
-            return Generation(task, -1, window)
+        if config.max_tokens == 0:
+            return Generation(task, -1, window, compiled)
         if not self.free:
             raise RequestError(f"all {len(self._slots)} slots are taken; wait until one is free")
         source, length = self._source(window.tokens) if task.reuse else (0, 0)
@@ -205,7 +182,7 @@ class Engine:
         if length and chosen != source:
             self._reader.copy(source, chosen, length)
         slot.chunks = window.tokens[:length]
-        slot.generation = Generation(task, chosen, window)
+        slot.generation = Generation(task, chosen, window, compiled)
         slot.generation.reused = window.read = length
         self._taken += 1
         slot.taken = self._taken
