@@ -125,10 +125,8 @@ class Exchanged:
         except Refusal as refusal:
             await self._refuse(client, refusal)
             return
-        await self._start(client, 200, JSON_HEADERS)
-        body = encode_json(self._wire.whole(self._answers))
-        await client.send({"type": "http.response.body", "body": body})
         self._word = ends(self._answers)
+        await self._answer(client, 200, self._wire.whole(self._answers), [])
 
     async def _stream(self, client: Client) -> None:
         """Events as they come; an error before the first of them is an answer with its own status."""
@@ -209,8 +207,15 @@ class Exchanged:
     async def _refuse(self, client: Client, refusal: Refusal) -> None:
         self._word = refusal.type
         more = [(name.encode("ascii"), value.encode("ascii")) for name, value in refusal.headers.items()]
-        await self._start(client, refusal.status, JSON_HEADERS + more)
-        await client.send({"type": "http.response.body", "body": encode_json(refusal.body())})
+        await self._answer(client, refusal.status, refusal.body(), more)
+
+    async def _answer(
+        self, client: Client, status: int, value: object, more: list[tuple[bytes, bytes]]
+    ) -> None:
+        body = encode_json(value)
+        length = (b"content-length", str(len(body)).encode("ascii"))
+        await self._start(client, status, [*JSON_HEADERS, length, *more])
+        await client.send({"type": "http.response.body", "body": body})
 
 
 def ends(answers: Sequence[Answer]) -> str:
