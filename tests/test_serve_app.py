@@ -401,7 +401,9 @@ class Stopping(unittest.TestCase):
             with server.open(self.BODY) as waits:
                 self.assertTrue(eventually(lambda: server.server.scheduler.waiting == 1))
                 server.listener.should_exit = True
-                found = waits.sock.recv(65536)
+                found = b""
+                while b"stopping" not in found and (part := waits.sock.recv(65536)):
+                    found += part
                 self.assertIn(b"HTTP/1.1 503", found)
                 self.assertIn(b"the server is stopping", found)
             with self.assertRaises(OSError):
