@@ -378,6 +378,20 @@ class SlowReaders(unittest.TestCase):
         ids = body.count(b'"tokens":[65]')
         self.assertEqual((ids, body.count(b'"stop":true')), (160, 1))
 
+    def test_what_still_waits_when_the_last_token_is_drawn_is_not_lost(self) -> None:
+        body = {**self.BODY, "n_predict": 40}
+        with (
+            mock.patch.object(self, "BODY", body),
+            serving(endless()) as server,
+            self.connect(server) as sock,
+        ):
+            self.assertTrue(eventually(lambda: server.server.scheduler.finished == 1, 20))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            data = b""
+            while part := sock.recv(1 << 20):
+                data += part
+        self.assertEqual((data.count(b'"tokens":[65]'), data.count(b'"stop":true')), (40, 1))
+
     def test_one_that_never_reads_is_disconnected_and_its_slot_freed(self) -> None:
         model = endless()
         with serving(model, stall_seconds=0.3) as server, self.connect(server) as sock:
