@@ -7,6 +7,7 @@ jobs under a lock, and in one call back to the loop per step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import traceback
@@ -71,11 +72,6 @@ class Exchange:
         self._ready = asyncio.Event()
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more will come."""
-        return all(job.over for job in self.jobs)
-
-    @property
     def begun(self) -> bool:
         """Whether no job waits for a slot."""
         return all(job.begun or job.over for job in self.jobs)
@@ -116,7 +112,7 @@ class Scheduler:
         self.stopping = False
         self.sampled = self.prompted = self.finished = 0
         self._engine = engine
-        self._report = report
+        self.report = report
         self._loop = asyncio.get_running_loop()
         self._open: set[Job] = set()
         self._mean_seconds = 1.0
@@ -250,20 +246,24 @@ class Scheduler:
                 if job.generation is not None and self._running.pop(job.generation, None) is not None:
                     self._engine.cancel(job.generation)
                     news.append((job, None))
+            self._start(news)
+            if news:
+                self._tell(news)
+                news = []
             try:
-                self._start(news)
                 self._step(news)
             except Exception:
-                self._report(traceback.format_exc())
+                self.report(traceback.format_exc())
                 for generation, job in self._running.items():
                     self._engine.cancel(generation)
                     news.append((job, internal()))
                 self._running.clear()
             if news:
-                try:
-                    self._loop.call_soon_threadsafe(self._deliver, news)
-                except RuntimeError:  # the loop is closed: nobody listens
-                    return
+                self._tell(news)
+
+    def _tell(self, news: list[tuple[Job, Message]]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self._deliver, news)
 
     def _has_work(self) -> bool:
         for generation, job in self._running.items():
@@ -284,7 +284,7 @@ class Scheduler:
                 news.append((job, failed(error)))
                 continue
             except Exception:
-                self._report(traceback.format_exc())
+                self.report(traceback.format_exc())
                 news.append((job, internal()))
                 continue
             self._running[job.generation] = job
