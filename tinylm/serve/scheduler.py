@@ -27,9 +27,10 @@ BACKLOG = 64
 
 @dataclass(frozen=True)
 class Begun:
-    """A job has its slot."""
+    """A job has its slot. `reused`: tokens of its prompt whose keys were there already."""
 
     slot: int
+    reused: int
     at: float
 
 
@@ -38,7 +39,6 @@ class Token:
     """A job has sampled a token; `end` is set if it was the last."""
 
     sampled: Sampled
-    reused: int
     end: End | None
     at: float
 
@@ -190,7 +190,7 @@ class Scheduler:
             answer = job.answer
             if isinstance(message, Begun):
                 job.begun = True
-                answer.begin(message.slot, message.at)
+                answer.begin(message.slot, message.reused, message.at)
                 self.active[message.slot] = job
             elif isinstance(message, Token):
                 self.sampled += 1
@@ -288,7 +288,8 @@ class Scheduler:
                 news.append((job, internal()))
                 continue
             self._running[job.generation] = job
-            news.append((job, Begun(job.generation.slot, time.perf_counter())))
+            generation = job.generation
+            news.append((job, Begun(generation.slot, generation.reused, time.perf_counter())))
 
     def _step(self, news: list[tuple[Job, Message]]) -> None:
         if not any(not generation.paused for generation in self._running):
@@ -297,7 +298,7 @@ class Scheduler:
             job = self._running[generation]
             if isinstance(outcome, Sampled):
                 end = generation.stream.end
-                news.append((job, Token(outcome, generation.reused, end, time.perf_counter())))
+                news.append((job, Token(outcome, end, time.perf_counter())))
                 if end is not None:
                     del self._running[generation]
             else:

@@ -189,7 +189,6 @@ class Exchanged:
             if isinstance(message, Begun):
                 frames.append(self._wire.begun(answer))
             elif isinstance(message, Token):
-                answer.reused = message.reused
                 answer.add(message.sampled, message.at)
                 if self._request.stream:
                     frames.append(self._wire.token(answer, message.sampled, message.at))
