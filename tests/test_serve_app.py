@@ -269,7 +269,7 @@ class Ends(unittest.TestCase):
 
     def test_times_of_the_queue_and_of_the_request_end_it(self) -> None:
         model = gated()
-        with serving(model, slots=1, queue_seconds=0.2, request_seconds=0.8) as server:
+        with serving(model, slots=1, queue_seconds=0.2, request_seconds=2.0) as server:
             with server.open(self.BODY) as first:
                 model.permits.release(2)
                 self.assertEqual(first.event()["tokens"], [ABC[0]])
