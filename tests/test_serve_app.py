@@ -176,6 +176,13 @@ class Routes(unittest.TestCase):
                 2
             ]
             self.assertEqual(few, {"content": "né\n", "timings/predicted_n": 5})
+            long = server.stream({**body, "stream": True, "return_progress": True, "prompt": [65] * 200})
+            read = [event["prompt_progress"] for event in long if "prompt_progress" in event]
+            processed = [one["processed"] for one in read]
+            self.assertEqual((processed[0], processed[-1]), (0, 200))
+            self.assertGreater(len(processed), 2)
+            self.assertEqual(processed, sorted(set(processed)))
+            self.assertEqual(sum(len(event["tokens"]) for event in long), long[-1]["tokens_predicted"])
             none = server.stream({**body, "stream": True, "n_predict": 0})
             self.assertEqual([(event["stop"], event["stop_type"], event["tokens"]) for event in none],
                              [(True, "limit", [])])  # fmt: skip
