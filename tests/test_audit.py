@@ -567,6 +567,26 @@ class Judgement(unittest.TestCase):
         found = [*check(stream, request, True), *compare(stream, whole)]
         self.assertEqual(any(finding.broken for finding in found), changed)
 
+    @settings(max_examples=150, deadline=None)
+    @given(
+        st.sampled_from([FACES.encode(), b"one STOP", b"\xff\x00"]),
+        st.lists(st.tuples(st.integers(0, 999), st.integers(0, 3), st.binary(max_size=3)), max_size=4),
+    )
+    def test_no_bytes_of_a_server_raise_an_error_of_ours(self, data: bytes, edits: list[Any]) -> None:
+        mimic = SimpleNamespace(exact=True, faults=(), token=lambda piece: piece[0])
+        pieces = [bytes((byte,)) for byte in data]
+        output = Output(mimic, {"n_predict": 20, "stop": ["STOP"], "prompt": "A"}, pieces)
+        raw = b"".join(b"data: %s\n\n" % json.dumps(e).encode() for e in [*output.exact(), output.final()])
+        for place, removed, added in edits:
+            place %= len(raw) + 1
+            raw = raw[:place] + added + raw[place + removed :]
+        answer = Answer()
+        read_stream("text/event-stream; charset=utf-8", [raw], {0: answer}, 0.0)
+        rebuild(answer, True)
+        for request in (Request(20, ("STOP",), data, True), Request(20, (), data), Request(20)):
+            check(answer, request, True)
+        json.dumps(answer.to_dict())
+
     def test_a_server_like_llama_server_is_accused_where_characters_span_tokens(self) -> None:
         for data, lost in ((b"AB", False), ("é".encode(), True), (b"\xf0ABC", True), (b"\xff", False)):
             stream, whole, request = exchanged(data, [], 20, exact=False)
@@ -667,6 +687,8 @@ class TheCommand(unittest.TestCase):
                 (("--timeout", "0"), "timeout is 0"),
                 (("--api-key", ""), "api_key"),
                 (("--api-key", "a\nb"), "api_key"),
+                (("--api-key", "a", "--api-key-file", str(there)), "both given"),
+                (("--api-key-file", str(there) + "x"), "there.jsonx"),
                 (("--json", str(there)), "exists already"),
                 (("--json", str(there / "x")), "folder does not exist"),
             ):
@@ -680,6 +702,10 @@ class TheCommand(unittest.TestCase):
             words = ("--api-key", "s3cret", "--json", str(record), "--prompts", "A", "--chain", "0")
             code, out, error = command("audit", mimic.url, *words)
             self.assertEqual(code, 0, error)
+            file = Path(folder) / "key"
+            file.write_text("s3cret\n")
+            words = ("--api-key-file", str(file), "--prompts", "A", "--chain", "0")
+            self.assertEqual(command("audit", mimic.url, *words)[0], 0)
             self.assertNotIn("s3cret", out + error + record.read_text("ascii"))
         self.assertRegex(out, r"verdict +exact: \d+ runs;")
 

@@ -191,6 +191,7 @@ class TestHelp(Case):
             "generate": config.GenerateConfig,
             "export": config.ExportConfig,
             "plan": config.PlanConfig,
+            "audit": config.AuditConfig,
         }
         for name, options in pairs.items():
             self.assertIn(name, out)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 import torch
@@ -175,6 +176,13 @@ class Routes(unittest.TestCase):
                 2
             ]
             self.assertEqual(few, {"content": "né\n", "timings/predicted_n": 5})
+            long = server.stream({**body, "stream": True, "return_progress": True, "prompt": [65] * 200})
+            read = [event["prompt_progress"] for event in long if "prompt_progress" in event]
+            processed = [one["processed"] for one in read]
+            self.assertEqual((processed[0], processed[-1]), (0, 200))
+            self.assertGreater(len(processed), 2)
+            self.assertEqual(processed, sorted(set(processed)))
+            self.assertEqual(sum(len(event["tokens"]) for event in long), long[-1]["tokens_predicted"])
             none = server.stream({**body, "stream": True, "n_predict": 0})
             self.assertEqual([(event["stop"], event["stop_type"], event["tokens"]) for event in none],
                              [(True, "limit", [])])  # fmt: skip
@@ -200,7 +208,9 @@ class Routes(unittest.TestCase):
         with serving(Playable(ABC)) as server:
             server.post("/completion", {"prompt": "SECRET", "n_predict": 4, "seed": 1})
             server.get("/nothing")
+            server.get("/a%0Ab%0D")
             lines = server.lines
+        self.assertRegex(lines[2], "GET /a%0Ab%0D 404")
         self.assertRegex(lines[0], r"POST /completion 200 \w+, 7 prompt tokens, \d sampled, [\d.-]+ tokens/s")
         self.assertRegex(lines[1], r"GET /nothing 404 not_found_error")
         self.assertNotIn("SECRET", "".join(lines))
@@ -217,7 +227,7 @@ class Ends(unittest.TestCase):
                 before, told = model.calls, len(server.lines)
                 with server.open(self.BODY) as reader:
                     self.assertTrue(eventually(lambda: server.server.scheduler.active), count)
-                    model.permits.release(count)
+                    model.permits.release(count) if count else None
                     self.assertEqual(
                         [reader.event()["tokens"] for _ in range(count)], [[id] for id in ABC[:count]]
                     )
@@ -237,9 +247,11 @@ class Ends(unittest.TestCase):
                 with server.open(self.BODY):
                     self.assertTrue(eventually(lambda: server.server.scheduler.waiting == 1))
                 self.assertTrue(eventually(lambda: server.server.scheduler.waiting == 0))
-            model.permits.release(2)
+            self.assertTrue(eventually(lambda: len(server.lines) == 2))
+            self.assertTrue(all(" gone, " in line for line in server.lines), server.lines)
+            model.permits.release(1)
             self.assertTrue(server.idle())
-        self.assertLessEqual(model.calls, 2)
+            self.assertEqual(model.calls, 1)
 
     def test_a_full_queue_is_429_with_the_time_to_wait(self) -> None:
         model = gated()
@@ -264,7 +276,7 @@ class Ends(unittest.TestCase):
 
     def test_times_of_the_queue_and_of_the_request_end_it(self) -> None:
         model = gated()
-        with serving(model, slots=1, queue_seconds=0.2, request_seconds=0.8) as server:
+        with serving(model, slots=1, queue_seconds=0.2, request_seconds=2.0) as server:
             with server.open(self.BODY) as first:
                 model.permits.release(2)
                 self.assertEqual(first.event()["tokens"], [ABC[0]])
@@ -335,7 +347,7 @@ class Ends(unittest.TestCase):
 
 @needs_serve
 class SlowReaders(unittest.TestCase):
-    BODY = {"prompt": "", "stream": True, "n_probs": 257, "n_predict": 1500, "temperature": 0}  # noqa: RUF012
+    BODY = {"prompt": "", "stream": True, "n_probs": 257, "n_predict": 160, "temperature": 0}  # noqa: RUF012
 
     def connect(self, server: Serving) -> socket.socket:
         """A client with a small buffer, that has sent its request and reads nothing."""
@@ -367,12 +379,27 @@ class SlowReaders(unittest.TestCase):
             self.assertEqual(server.get("/slots")[2][job.answer.slot]["is_paused"], True)
             other = server.post("/completion", {"prompt": "", "n_predict": 50})[2]
             self.assertEqual(other["content"], "A" * 50)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             data = b""
             while part := sock.recv(1 << 20):
                 data += part
         _, _, body = data.partition(b"\r\n\r\n")
         ids = body.count(b'"tokens":[65]')
-        self.assertEqual((ids, body.count(b'"stop":true')), (1500, 1))
+        self.assertEqual((ids, body.count(b'"stop":true')), (160, 1))
+
+    def test_what_still_waits_when_the_last_token_is_drawn_is_not_lost(self) -> None:
+        body = {**self.BODY, "n_predict": 40}
+        with (
+            mock.patch.object(self, "BODY", body),
+            serving(endless()) as server,
+            self.connect(server) as sock,
+        ):
+            self.assertTrue(eventually(lambda: server.server.scheduler.finished == 1, 20))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            data = b""
+            while part := sock.recv(1 << 20):
+                data += part
+        self.assertEqual((data.count(b'"tokens":[65]'), data.count(b'"stop":true')), (40, 1))
 
     def test_one_that_never_reads_is_disconnected_and_its_slot_freed(self) -> None:
         model = endless()
@@ -387,6 +414,28 @@ class SlowReaders(unittest.TestCase):
                     data += part
                 assert b'"stop":true' in data
 
+    def test_an_answer_that_is_never_read_does_not_stay(self) -> None:
+        body = {**self.BODY, "stream": False}
+        with (
+            mock.patch("tinylm.serve.running.LINGER_SECONDS", 0.2),
+            mock.patch.object(self, "BODY", body),
+            serving(endless()) as server,
+            self.connect(server),
+        ):
+            self.assertTrue(eventually(lambda: server.lines, 20))
+            self.assertEqual(len(server.listener.server_state.connections), 1)
+            self.assertTrue(eventually(lambda: not server.listener.server_state.connections))
+
+    def test_a_fault_of_our_own_is_an_error_event_and_a_traceback_in_the_log(self) -> None:
+        with serving(Playable(ABC)) as server:
+            for stream in (True, False):
+                with mock.patch("tinylm.serve.native.final", side_effect=ZeroDivisionError):
+                    status, _, answer = server.post("/completion", {"prompt": "", "stream": stream})
+                error = events(answer)[-1]["error"] if status == 200 else answer["error"]
+                self.assertEqual((error["code"], error["type"]), (500, "server_error"))
+            self.assertTrue(any("ZeroDivisionError" in line for line in server.lines))
+            self.assertTrue(server.idle())
+
 
 @needs_serve
 class Stopping(unittest.TestCase):
@@ -400,7 +449,9 @@ class Stopping(unittest.TestCase):
             with server.open(self.BODY) as waits:
                 self.assertTrue(eventually(lambda: server.server.scheduler.waiting == 1))
                 server.listener.should_exit = True
-                found = waits.sock.recv(65536)
+                found = b""
+                while b"stopping" not in found and (part := waits.sock.recv(65536)):
+                    found += part
                 self.assertIn(b"HTTP/1.1 503", found)
                 self.assertIn(b"the server is stopping", found)
             with self.assertRaises(OSError):

@@ -9,8 +9,14 @@ import unittest
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from tests.scripted import ScriptedModel
 from tests.serve_support import Playable, Serving, check_stream, check_whole, expected, needs_serve, serving
-from tinylm.contract import DOC_BOUNDARY
+from tinylm.config import AuditConfig
+from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
+from tinylm.serve.audit import audit
+from tinylm.serve.audit.cases import CASES as CASES_OF_THE_AUDIT
 
 PROMPT = "é"
 PROMPT_TOKENS = 3  # the boundary and two bytes
@@ -325,6 +331,27 @@ class OpenAI(Case):
     def test_models_are_listed(self) -> None:
         (model,) = self.client.models.list().data
         self.assertEqual((model.id, model.object), ("scripted", "model"))
+
+
+@needs_serve
+class Audit(unittest.TestCase):
+    """Our own client: `tinylm audit` finds nothing to say about this server, not even a hazard."""
+
+    def test_every_run_is_exact(self) -> None:
+        logits = np.random.default_rng(0).normal(0.0, 1.5, (128, VOCABULARY_SIZE))
+        with serving(ScriptedModel(logits, window=128)) as server:
+            config = AuditConfig(chain=3, prompts=("é", ""), tokens=16)
+            result = audit(f"http://127.0.0.1:{server.port}", config)
+        self.assertEqual([finding for run in result.runs for finding in run.findings], [])
+        self.assertEqual([run.refused for run in result.runs if run.refused], [])
+        self.assertEqual((result.exit_code, result.lost), (0, 0))
+        runs = {run.name: run for run in result.runs}
+        if importlib.util.find_spec("llguidance") is None:
+            self.skipTest("llguidance is not installed, so no case was forced: the extra constrain")
+        self.assertEqual(result.notes, [])
+        for case in CASES_OF_THE_AUDIT:
+            if not case.stop and case.limit is None:
+                self.assertEqual(runs[case.name].stream.ids, (*case.data, DOC_BOUNDARY), case.name)
 
 
 if __name__ == "__main__":

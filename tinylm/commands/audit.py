@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from tinylm import config as options
 from tinylm.commands.command import Arguments, Command, fields
+from tinylm.commands.serve import read_key
 from tinylm.errors import ConfigError
 from tinylm.flags import flags
 
@@ -18,6 +20,9 @@ def audit(given: Arguments) -> int:
     values = fields(given)
     url = values.pop("url")
     config = options.AuditConfig(**values).check()
+    if config.api_key_file is not None:
+        key = read_key(Path(config.api_key_file))
+        config = dataclasses.replace(config, api_key=key, api_key_file=None).check()
     if config.json is not None:
         place = Path(config.json)
         if place.exists():

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tinylm.config import GenerateConfig
 from tinylm.constraints.library import Matcher
 from tinylm.contract import DOC_BOUNDARY
 from tinylm.errors import RequestError
@@ -76,16 +75,6 @@ def compile(
     if not matchers and not valid_utf8:
         return None
     return Compiled(matchers[0] if matchers else None, valid_utf8)
-
-
-def compile_for(config: GenerateConfig) -> Compiled | None:
-    """What a configuration asks for, compiled."""
-    return compile(
-        grammar=config.grammar,
-        regex=config.regex,
-        json_schema=config.json_schema,
-        valid_utf8=config.valid_utf8,
-    )
 
 
 class Matching:

@@ -8,7 +8,6 @@ that do not depend on one another; and of the keys of others only those of equal
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ from typing import Protocol
 
 import numpy as np
 
+from tinylm import constraints
 from tinylm.config import GenerateConfig
-from tinylm.constraints import Constraint, compile_for
+from tinylm.constraints import Constraint
 from tinylm.errors import RequestError, TinylmError
 from tinylm.events import Event, EventStream
 from tinylm.generate.context import Window
@@ -27,7 +27,7 @@ from tinylm.sampling import Floats, distribution, draw, uniform
 
 
 class Constraints(Protocol):
-    """Gives each generation a constraint of its own."""
+    """Gives each generation a constraint of its own: what `tinylm.constraints.compile` returns does."""
 
     def start(self) -> Constraint: ...
 
@@ -39,7 +39,7 @@ class Task:
     `prompt`: ids as the model is fed, at least one. `bias`: added to the logits of ids before anything
     else; -inf forbids an id. `top`: how many of the most probable ids are told with each token. `reuse`:
     whether keys that were computed for an equal prompt may be used, which changes no result.
-    `constraint`: what may be drawn, compiled; None: `start` compiles what `config` asks for.
+    `constraint`: what may be drawn, compiled; without it, it is compiled from `config`.
     """
 
     prompt: tuple[int, ...]
@@ -104,7 +104,7 @@ class Generation:
     `finite`: whether the logits after what was read last are, and so all keys and values that they see.
     """
 
-    def __init__(self, task: Task, slot: int, window: Window) -> None:
+    def __init__(self, task: Task, slot: int, window: Window, compiled: Constraints | None) -> None:
         self.task = task
         self.slot = slot
         self.stream = EventStream(task.config.stop, task.config.max_tokens)
@@ -112,8 +112,7 @@ class Generation:
         self.reused = 0
         self.finite = True
         self.window = window
-        asked = compile_for(task.config) if task.constraint is None else task.constraint
-        self.constraint: Constraint | None = None if asked is None else asked.start()
+        self.constraint = None if compiled is None else compiled.start()
 
 
 @dataclass
@@ -161,10 +160,16 @@ class Engine:
 
         A task that asks for no tokens has ended at once and holds no slot.
         """
-        task = dataclasses.replace(task, config=task.config.check())
+        config = task.config.check()
+        compiled = task.constraint or constraints.compile(
+            grammar=config.grammar,
+            regex=config.regex,
+            json_schema=config.json_schema,
+            valid_utf8=config.valid_utf8,
+        )
         window = Window(task.prompt, self._config)
-        if task.config.max_tokens == 0:
-            return Generation(task, -1, window)
+        if config.max_tokens == 0:
+            return Generation(task, -1, window, compiled)
         if not self.free:
             raise RequestError(f"all {len(self._slots)} slots are taken; wait until one is free")
         source, length = self._source(window.tokens) if task.reuse else (0, 0)
@@ -177,7 +182,7 @@ class Engine:
         if length and chosen != source:
             self._reader.copy(source, chosen, length)
         slot.chunks = window.tokens[:length]
-        slot.generation = Generation(task, chosen, window)
+        slot.generation = Generation(task, chosen, window, compiled)
         slot.generation.reused = window.read = length
         self._taken += 1
         slot.taken = self._taken

@@ -113,8 +113,8 @@ def _measured(
 
         def step(first: int, rows: int) -> Tensor:
             cache = slots.at(first, positions[first : first + rows])
-            logits_BTV: Tensor = model(ids_B1[first : first + rows], cache=cache)
-            return logits_BTV
+            logits_B1V: Tensor = model(ids_B1[first : first + rows], cache=cache)
+            return logits_B1V
 
         whole = step(0, ROWS)
         least = ROWS

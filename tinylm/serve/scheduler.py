@@ -7,6 +7,7 @@ jobs under a lock, and in one call back to the loop per step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import traceback
@@ -26,9 +27,10 @@ BACKLOG = 64
 
 @dataclass(frozen=True)
 class Begun:
-    """A job has its slot."""
+    """A job has its slot. `reused`: tokens of its prompt whose keys were there already."""
 
     slot: int
+    reused: int
     at: float
 
 
@@ -37,12 +39,19 @@ class Token:
     """A job has sampled a token; `end` is set if it was the last."""
 
     sampled: Sampled
-    reused: int
     end: End | None
     at: float
 
 
-Message = Begun | Token | Refusal | None
+@dataclass(frozen=True)
+class Read:
+    """So many tokens of a job's prompt have been read, and the prompt is longer."""
+
+    tokens: int
+    at: float
+
+
+Message = Begun | Read | Token | Refusal | None
 """What the thread tells of a job; None: it was cancelled and its slot is free."""
 
 
@@ -55,25 +64,22 @@ class Job:
         self.exchange = exchange
         self.begun = self.over = False
         self.generation: Generation | None = None
+        self.read = 0
 
 
 class Exchange:
     """The jobs of one request and what has arrived of them; lives on the event loop.
 
-    `paced`: the client reads as it likes, and its jobs pause while BACKLOG events wait for it.
+    `paced`: the client reads as it likes, and its jobs pause while BACKLOG events wait for it. `watched`:
+    it is told how far prompts have been read.
     """
 
-    def __init__(self, paced: bool) -> None:
+    def __init__(self, paced: bool, watched: bool = False) -> None:
         self.jobs: list[Job] = []
-        self.paced = paced
+        self.paced, self.watched = paced, watched
         self.paused = False
         self._news: deque[tuple[Job, Message]] = deque()
         self._ready = asyncio.Event()
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come."""
-        return all(job.over for job in self.jobs)
 
     @property
     def begun(self) -> bool:
@@ -116,7 +122,7 @@ class Scheduler:
         self.stopping = False
         self.sampled = self.prompted = self.finished = 0
         self._engine = engine
-        self._report = report
+        self.report = report
         self._loop = asyncio.get_running_loop()
         self._open: set[Job] = set()
         self._mean_seconds = 1.0
@@ -135,7 +141,9 @@ class Scheduler:
         """Jobs that have no slot yet."""
         return sum(not job.begun for job in self._open)
 
-    def submit(self, tasks: Sequence[Task], answers: Sequence[Answer], *, paced: bool) -> Exchange:
+    def submit(
+        self, tasks: Sequence[Task], answers: Sequence[Answer], *, paced: bool, watched: bool = False
+    ) -> Exchange:
         """Take all generations of a request, or none. Raises Refusal 429 where the queue has no room.
 
         What asks for no tokens is over at once.
@@ -151,7 +159,7 @@ class Scheduler:
                 f"wait, this request has {len(tasks)}; try again in {seconds} seconds",
                 headers={"retry-after": str(seconds)},
             )
-        exchange = Exchange(paced)
+        exchange = Exchange(paced, watched)
         for task, answer in zip(tasks, answers, strict=True):
             job = Job(task, answer, exchange)
             exchange.jobs.append(job)
@@ -194,7 +202,7 @@ class Scheduler:
             answer = job.answer
             if isinstance(message, Begun):
                 job.begun = True
-                answer.begin(message.slot, message.at)
+                answer.begin(message.slot, message.reused, message.at)
                 self.active[message.slot] = job
             elif isinstance(message, Token):
                 self.sampled += 1
@@ -204,7 +212,7 @@ class Scheduler:
                     self.prompted += answer.prompt_tokens
                     seconds = message.at - answer.started
                     self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
-            else:
+            elif not isinstance(message, Read):
                 self._finish(job)
             exchange = job.exchange
             exchange.put(job, message)
@@ -250,20 +258,24 @@ class Scheduler:
                 if job.generation is not None and self._running.pop(job.generation, None) is not None:
                     self._engine.cancel(job.generation)
                     news.append((job, None))
+            self._start(news)
+            if news:
+                self._tell(news)
+                news = []
             try:
-                self._start(news)
                 self._step(news)
             except Exception:
-                self._report(traceback.format_exc())
+                self.report(traceback.format_exc())
                 for generation, job in self._running.items():
                     self._engine.cancel(generation)
                     news.append((job, internal()))
                 self._running.clear()
             if news:
-                try:
-                    self._loop.call_soon_threadsafe(self._deliver, news)
-                except RuntimeError:  # the loop is closed: nobody listens
-                    return
+                self._tell(news)
+
+    def _tell(self, news: list[tuple[Job, Message]]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self._deliver, news)
 
     def _has_work(self) -> bool:
         for generation, job in self._running.items():
@@ -284,11 +296,12 @@ class Scheduler:
                 news.append((job, failed(error)))
                 continue
             except Exception:
-                self._report(traceback.format_exc())
+                self.report(traceback.format_exc())
                 news.append((job, internal()))
                 continue
             self._running[job.generation] = job
-            news.append((job, Begun(job.generation.slot, time.perf_counter())))
+            generation = job.generation
+            news.append((job, Begun(generation.slot, generation.reused, time.perf_counter())))
 
     def _step(self, news: list[tuple[Job, Message]]) -> None:
         if not any(not generation.paused for generation in self._running):
@@ -297,12 +310,19 @@ class Scheduler:
             job = self._running[generation]
             if isinstance(outcome, Sampled):
                 end = generation.stream.end
-                news.append((job, Token(outcome, generation.reused, end, time.perf_counter())))
+                news.append((job, Token(outcome, end, time.perf_counter())))
                 if end is not None:
                     del self._running[generation]
             else:
                 del self._running[generation]
                 news.append((job, failed(outcome)))
+        for generation, job in self._running.items():
+            window = generation.window
+            if job.exchange.watched and not generation.stream.tokens and window.read > job.read:
+                job.read = window.read
+                # Under the policies mask and reset a prompt counts from its last boundary.
+                skipped = len(job.task.prompt) - len(window.tokens)
+                news.append((job, Read(skipped + window.read, time.perf_counter())))
 
 
 def failed(error: TinylmError) -> Refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tinylm.serve.answers import PING, Answer, encode_json
 from tinylm.serve.protocol import Wire, encode_refusal
 from tinylm.serve.refusals import Refusal
 from tinylm.serve.requests import Completion
-from tinylm.serve.scheduler import Begun, Exchange, Scheduler, Token
+from tinylm.serve.scheduler import Begun, Exchange, Read, Scheduler, Token, internal
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -94,6 +95,7 @@ class Exchanged:
         self._born = time.monotonic()
         self._status = 0
         self._word = "gone"
+        self._failed: Refusal | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(scope, receive, send, self._patience.stall)
@@ -112,24 +114,28 @@ class Exchanged:
             await client.release()
             self._done(self._status, self._word)
 
+    @property
+    def _unfinished(self) -> bool:
+        """Whether an end is still to come, or to be taken."""
+        return self._failed is not None or any(answer.end is None for answer in self._answers)
+
     async def _whole(self, client: Client) -> None:
         try:
-            while not self._exchange.over:
+            while self._unfinished:
                 await self._take(None)
-        except Refusal as refusal:
-            await self._refuse(client, refusal)
+            value = self._wire.whole(self._answers)
+        except Exception as error:
+            await self._refuse(client, self._told(error))
             return
-        await self._start(client, 200, JSON_HEADERS)
-        body = encode_json(self._wire.whole(self._answers))
-        await client.send({"type": "http.response.body", "body": body})
         self._word = ends(self._answers)
+        await self._answer(client, 200, value, [])
 
     async def _stream(self, client: Client) -> None:
         """Events as they come; an error before the first of them is an answer with its own status."""
         ping = self._patience.ping if self._request.ping_seconds is None else self._request.ping_seconds
         sent = [self._wire.ended(answer) for answer in self._answers if answer.end is not None]
         try:
-            while sent or not self._exchange.over:
+            while sent or self._unfinished:
                 frames = b"".join(sent) if sent else await self._take(ping if ping > 0 else None)
                 sent = []
                 if frames and not self._status:
@@ -137,7 +143,8 @@ class Exchanged:
                 if frames:
                     await client.send({"type": "http.response.body", "body": frames, "more_body": True})
                 self._scheduler.taken(self._exchange)
-        except Refusal as refusal:
+        except Exception as error:
+            refusal = self._told(error)
             if not self._status:
                 await self._refuse(client, refusal)
                 return
@@ -148,8 +155,20 @@ class Exchanged:
             last = self._wire.closed(self._answers)
         await client.send({"type": "http.response.body", "body": last})
 
+    def _told(self, error: Exception) -> Refusal:
+        """What a client is told of an error; one of our own goes to the log."""
+        if isinstance(error, Refusal):
+            return error
+        self._scheduler.report(traceback.format_exc())
+        return internal()
+
     async def _take(self, ping: float | None) -> bytes:
-        """The bytes of what has arrived; a ping if nothing came. Raises Refusal for an error or a limit."""
+        """The bytes of what has arrived; a ping if nothing came. Raises Refusal for an error or a limit.
+
+        What was sampled before an error comes first, the error with the next call.
+        """
+        if self._failed is not None:
+            raise self._failed
         asked = time.monotonic()
         limits = [] if ping is None else [ping]
         if self._patience.request:
@@ -165,11 +184,13 @@ class Exchanged:
         for job, message in news:
             answer = job.answer
             if isinstance(message, Refusal):
-                raise message
+                self._failed = message
+                break
             if isinstance(message, Begun):
                 frames.append(self._wire.begun(answer))
+            elif isinstance(message, Read):
+                frames.append(self._wire.read(answer, message.tokens, message.at))
             elif isinstance(message, Token):
-                answer.reused = message.reused
                 answer.add(message.sampled, message.at)
                 if self._request.stream:
                     frames.append(self._wire.token(answer, message.sampled, message.at))
@@ -197,8 +218,15 @@ class Exchanged:
     async def _refuse(self, client: Client, refusal: Refusal) -> None:
         self._word = refusal.type
         more = [(name.encode("ascii"), value.encode("ascii")) for name, value in refusal.headers.items()]
-        await self._start(client, refusal.status, JSON_HEADERS + more)
-        await client.send({"type": "http.response.body", "body": encode_json(refusal.body())})
+        await self._answer(client, refusal.status, refusal.body(), more)
+
+    async def _answer(
+        self, client: Client, status: int, value: object, more: list[tuple[bytes, bytes]]
+    ) -> None:
+        body = encode_json(value)
+        length = (b"content-length", str(len(body)).encode("ascii"))
+        await self._start(client, status, [*JSON_HEADERS, length, *more])
+        await client.send({"type": "http.response.body", "body": body})
 
 
 def ends(answers: Sequence[Answer]) -> str:
