@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,16 @@ from unittest import mock
 
 from rich.cells import cell_len
 
-from tinylm.walkthrough import Lab, Stage, Value, check_page, display_width, render_table, workspace
+from tinylm.walkthrough import (
+    Lab,
+    Stage,
+    Value,
+    check_page,
+    display_width,
+    killed,
+    render_table,
+    workspace,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGE = Stage(1, "title", "Why?", "Because.", "look", "And then?")
@@ -278,6 +288,17 @@ class Running(unittest.TestCase):
         )
         self.assertEqual(ran.returncode, 0, ran.stderr.decode("utf-8", "replace"))
         self.assertIn("안녕 🙂", ran.stdout.decode("utf-8"))
+
+    def test_processes_that_a_stage_starts_import_the_tree_of_the_stage(self) -> None:
+        code = (
+            "import pathlib, sys, tinylm\nprint(int(pathlib.Path(tinylm.__file__).parents[1] == pathlib.Path"
+        )
+        code += "(sys.argv[1])), flush=True)\nimport time; time.sleep(60)"
+        with workspace() as folder:
+            self.assertTrue(killed(code, str(ROOT), place=folder, at=1))
+        # Every other place that starts a process finds the tree by the same number of steps.
+        source = (ROOT / "tinylm" / "walkthrough" / "__init__.py").read_text("utf-8")
+        self.assertEqual(set(re.findall(r"__file__\)\.parents\[(\d)\]", source)), {"2"})
 
     def test_the_workspace_is_removed(self) -> None:
         with workspace() as folder:
