@@ -82,6 +82,7 @@ def maps(panels: Mapping[str, npt.ArrayLike], *, x: str, y: str, scale: str) -> 
         axes.set(xlabel=x, ylabel=y if axes is first else "", title=name)
     bar = figure.colorbar(drawn, ax=figure.axes, label=scale, shrink=0.8)
     bar.outline.set_edgecolor(INK)
+    bar.ax.set_facecolor("none")
     return svg(figure)
 
 
