@@ -303,9 +303,21 @@ class Running(unittest.TestCase):
         self.assertTrue(crashed.line().endswith("ValueError: no"))
         self.assertEqual(crashed.reasons(), ["Traceback", "ValueError: no"])
         failed = ran(script, "failed      two and two\nsanity check: FAIL\n", 1)
-        self.assertEqual((failed.passed, failed.reasons()), (False, ["failed      two and two"]))
-        self.assertFalse(ran(script, "sanity check: PASS\n", 3).passed)
-        self.assertFalse(ran(script, "").passed)
+        self.assertEqual((failed.verdict, failed.reasons()), ("FAIL", ["failed      two and two"]))
+        self.assertEqual(ran(script, "sanity check: PASS\n", 3).verdict, "FAIL")
+        self.assertEqual(ran(script, "sanity check: PASS\nmore\n").verdict, "FAIL")
+        self.assertEqual(ran(script, "").verdict, "FAIL")
+
+    def test_a_stage_whose_extra_is_missing_is_skipped_and_does_not_fail(self) -> None:
+        output = 'skipped     no server: pip install "tinylm[serve]"\nsanity check: skipped\n'
+        skipped = ran(Path("stages/stage_17_serving.py"), output)
+        self.assertEqual((skipped.verdict, skipped.failed), ("SKIP", False))
+        self.assertIn("SKIP  stage_17_serving          skipped     no server: pip", skipped.line())
+        with workspace() as folder:
+            made(folder, 1, "s", "# One\n", f"print({output!r})\n")
+            code, printed = run(folder, "--quick")
+        self.assertEqual(code, 0)
+        self.assertIn("all PASS but 1 skipped", printed)
 
     def test_one_stage_runs_as_on_a_console_without_unicode_and_its_pages_are_compared(self) -> None:
         with workspace() as folder:
@@ -314,10 +326,10 @@ class Running(unittest.TestCase):
             self.assertEqual([page.parent.name for page in pages_of(script)], ["stages", "ko"])
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "cp1252"}
             quick = run_stage(script, True, folder, environment)
-            self.assertTrue(quick.passed, quick.errors)
+            self.assertFalse(quick.failed, quick.errors)
             self.assertIn("한글", quick.output)
             full = run_stage(script, False, folder, environment)
-            self.assertFalse(full.passed)
+            self.assertTrue(full.failed)
             self.assertIn("one is quoted as 2", " ".join(full.output.split()))
             self.assertIn("0 differ", full.output)
 
@@ -348,6 +360,14 @@ class Running(unittest.TestCase):
             self.assertEqual(code, 2)
             self.assertIn("--only 7", printed)
             self.assertIn("it has 01, 02", printed)
+            self.assertEqual(run(folder, "--quick", "--jobs", "0")[0], 2)
+
+    def test_ctrl_c_says_how_far_it_came(self) -> None:
+        with workspace() as folder, mock.patch.object(runs, "run_stage", side_effect=KeyboardInterrupt):
+            made(folder, 1, "s", "# One\n")
+            code, printed = run(folder, "--quick")
+        self.assertEqual(code, 130)
+        self.assertIn("stopped after 0 of 1 stages", printed)
 
     def test_every_stage_runs_as_on_a_console_that_knows_no_unicode(self) -> None:
         script = (
@@ -380,7 +400,7 @@ class Running(unittest.TestCase):
                 folder, 1, "s", "# One\n", "import time\nprint('begun', flush=True)\ntime.sleep(60)\n"
             )
             late = run_stage(script, True, folder, {**os.environ})
-            self.assertFalse(late.passed)
+            self.assertTrue(late.failed)
             self.assertIn("begun", late.output)
             self.assertIn("stopped after 1 s", late.errors)
 

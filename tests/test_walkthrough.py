@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import io
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,11 +15,25 @@ import unittest
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
+from xml.etree import ElementTree
 
+import numpy as np
 from rich.cells import cell_len
 
-from tinylm.walkthrough import Lab, Stage, Value, check_page, display_width, render_table, workspace
+from tinylm.walkthrough import (
+    Lab,
+    Stage,
+    Value,
+    check_page,
+    display_width,
+    figures,
+    killed,
+    render_table,
+    workspace,
+)
+from tinylm.walkthrough.texts import character_names, split_names
 
+SVG = "{http://www.w3.org/2000/svg}"
 ROOT = Path(__file__).resolve().parents[1]
 STAGE = Stage(1, "title", "Why?", "Because.", "look", "And then?")
 
@@ -290,6 +305,17 @@ class Running(unittest.TestCase):
         self.assertEqual(ran.returncode, 0, ran.stderr.decode("utf-8", "replace"))
         self.assertIn("안녕 🙂", ran.stdout.decode("utf-8"))
 
+    def test_processes_that_a_stage_starts_import_the_tree_of_the_stage(self) -> None:
+        code = (
+            "import pathlib, sys, tinylm\nprint(int(pathlib.Path(tinylm.__file__).parents[1] == pathlib.Path"
+        )
+        code += "(sys.argv[1])), flush=True)\nimport time; time.sleep(60)"
+        with workspace() as folder:
+            self.assertTrue(killed(code, str(ROOT), place=folder, at=1))
+        # Every other place that starts a process finds the tree by the same number of steps.
+        source = (ROOT / "tinylm" / "walkthrough" / "__init__.py").read_text("utf-8")
+        self.assertEqual(set(re.findall(r"__file__\)\.parents\[(\d)\]", source)), {"2"})
+
     def test_the_workspace_is_removed(self) -> None:
         with workspace() as folder:
             (folder / "a").write_bytes(b"")
@@ -297,3 +323,43 @@ class Running(unittest.TestCase):
         with self.assertRaises(ValueError), workspace() as folder:
             raise ValueError
         self.assertFalse(folder.exists())
+
+
+@unittest.skipIf(importlib.util.find_spec("matplotlib") is None, "matplotlib is not installed")
+class Figures(unittest.TestCase):
+    def drawn(self) -> dict[str, bytes]:
+        maps = {"one": [[0.0, 1.0], [2.0, 0.0]], "two": [[1.0, 1.0], [1.0, 3.0]]}
+        return {
+            "lines": figures.lines({"안 & <b>": [(1, 2.0), (10, 1.0)]}, x="steps", y="bits", log="x"),
+            "levels": figures.lines({"a": [(1, 2.0), (2, 1.0)]}, x="x", y="y", levels={"limit": 1.5}),
+            "bars": figures.bars([("short", 1, 3, "error"), ("whole", 3, 3, "5.1")], x="steps"),
+            "maps": figures.maps(maps, x="place", y="changed", scale="moved"),
+        }
+
+    def test_a_figure_is_svg_whose_text_stays_text_and_whose_ink_is_the_reader_s(self) -> None:
+        said = {
+            "lines": ("안 & <b>", "steps", "bits", "10"),
+            "levels": ("limit",),
+            "bars": ("short", "error", "5.1"),
+            "maps": ("one", "two", "place", "changed", "moved"),
+        }
+        for name, data in self.drawn().items():
+            with self.subTest(name):
+                text = data.decode("utf-8")
+                words = [element.text for element in ElementTree.fromstring(text).iter(f"{SVG}text")]
+                self.assertLessEqual(set(said[name]), set(words))
+                self.assertEqual(re.findall(r"(?:fill|stroke|color): ?(?:#000000|#010203|black)", text), [])
+                self.assertIn("currentColor", text)
+
+    def test_the_same_numbers_make_the_same_bytes(self) -> None:
+        self.assertEqual(self.drawn(), self.drawn())
+
+
+class Texts(unittest.TestCase):
+    def test_every_tenth_name_is_held_out(self) -> None:
+        names = character_names(25)
+        self.assertEqual(names[0], b" \tSPACE")
+        train, held_out = split_names(25)
+        self.assertEqual([bytes(held_out.document(i).astype(np.uint8)) for i in range(3)], names[::10])
+        self.assertEqual(train.bytes + held_out.bytes, sum(map(len, names)))
+        self.assertEqual((train.documents, held_out.documents), (22, 3))

@@ -7,6 +7,7 @@ import html
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -151,10 +152,10 @@ def section(chapter: Chapter, before: Chapter | None, after: Chapter | None) -> 
     side, under = "", ""
     if chapter.ran is not None and chapter.language == "en":
         ran = chapter.ran
-        shown = ran.output + (f"\n{ran.errors}" if ran.errors.strip() and not ran.passed else "")
-        verdict = "PASS" if ran.passed else "FAIL"
+        shown = ran.output + (f"\n{ran.errors}" if ran.errors.strip() and ran.failed else "")
+        mark = f'<span class="{ran.verdict}">{ran.verdict}</span>'
         side = (
-            f'<details class="output" open><summary>Fresh output <span class="{verdict}">{verdict}</span> '
+            f'<details class="output" open><summary>Fresh output {mark} '
             f'{ran.seconds:.1f} s</summary><pre tabindex="0">{html.escape(shown)}</pre></details>'
         )
         exercises = sorted(ran.script.parent.glob(f"exercises/exercise_{ran.number:02d}_*.py"))
@@ -192,7 +193,7 @@ def contents(chapters: Sequence[Chapter]) -> str:
         if chapter.language != language:
             language = chapter.language
             rows.append(f'<li class="language" lang="{language}">{LANGUAGES.get(language, language)}</li>')
-        mark = ' <span class="FAIL">FAIL</span>' if chapter.ran and not chapter.ran.passed else ""
+        mark = ' <span class="FAIL">FAIL</span>' if chapter.ran and chapter.ran.failed else ""
         number = f"{chapter.ran.number:02d} " if chapter.ran else ""
         # "Stage 04: one boundary?" and "04단계: 경계 하나?" stand as "04 One boundary?" and "04 경계 하나?".
         title = re.sub(r"^(?:\w+ \d\d|\d\d\w+)\s*[:·]\s*", "", chapter.title)
@@ -207,8 +208,12 @@ def made_by(every: Sequence[Ran], quick: bool) -> str:
         torch = f"PyTorch {version('torch')}"
     except PackageNotFoundError:
         torch = "no PyTorch"
-    failed = sum(not ran.passed for ran in every)
-    verdict = f'<span class="FAIL">{failed} FAIL</span>' if failed else '<span class="PASS">all PASS</span>'
+    counts = Counter(ran.verdict for ran in every)
+    verdict = ", ".join(
+        f'<span class="{name}">{counts[name]} {name}</span>'
+        for name in ("PASS", "SKIP", "FAIL")
+        if counts[name]
+    )
     form = ", in their short form (the numbers of the pages are those of the full one)" if quick else ""
     where = html.escape(f"Python {platform.python_version()}, {torch}, {platform.system()}")
     return f"{len(every)} stages{form}; {date.today().isoformat()}; {where}: {verdict}."

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +102,9 @@ def problem(answer: Path, checks: Path) -> str | None:
     except Hint as hint:
         return str(hint)
     except NotImplementedError:
-        return f"not written yet: the docstring in {os.path.relpath(answer)} says what to write"
+        here = Path.cwd()
+        place = answer.relative_to(here) if answer.is_relative_to(here) else answer
+        return f"not written yet: the docstring in {place} says what to write"
     except Exception as error:
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(answer)]
         if not own and not isinstance(error, AttributeError | SyntaxError):

@@ -6,13 +6,14 @@ imported when the first figure is drawn.
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tinylm.plots import svg_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,18 +82,14 @@ def maps(panels: Mapping[str, npt.ArrayLike], *, x: str, y: str, scale: str) -> 
         axes.set(xlabel=x, ylabel=y if axes is first else "", title=name)
     bar = figure.colorbar(drawn, ax=figure.axes, label=scale, shrink=0.8)
     bar.outline.set_edgecolor(INK)
+    bar.ax.set_facecolor("none")
     return svg(figure)
 
 
 def svg(figure: Figure) -> bytes:
-    """A figure as SVG without a date or random ids; its ink follows the reader's light or dark paper."""
-    import matplotlib
-
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "tinylm", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": "tinylm"})
-    text = buffer.getvalue().decode("utf-8").replace(INK, "currentColor")
-    text = text.replace("#000000", "currentColor")
+    """A figure as SVG, always the same for the same numbers; its ink follows light and dark paper."""
+    text = svg_bytes(figure, outlines=False).decode("utf-8")
+    text = text.replace(INK, "currentColor").replace("#000000", "currentColor")
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
     return re.sub(r"(<svg [^>]*>)", lambda found: found[1] + PAPER, text, count=1).encode("utf-8")
 
@@ -105,9 +102,10 @@ def _figure(width: float = 7.0, height: float = 3.8, panels: int = 1) -> tuple[F
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style: Any = dict.fromkeys(ink, INK) | {"font.size": 10, "axes.titlesize": 10}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
         axes: Any = figure.subplots(1, panels, squeeze=False)
         for one in axes[0]:
+            one.set_facecolor("none")
             if panels == 1:
                 one.spines[["top", "right"]].set_visible(False)
         return figure, axes[0][0]

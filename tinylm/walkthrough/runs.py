@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import subprocess
 import sys
 import tempfile
@@ -42,25 +41,32 @@ class Ran:
         return int(self.script.stem.split("_")[1])
 
     @property
-    def passed(self) -> bool:
-        """Exit code 0 and the last line that every stage ends with."""
-        return self.code == 0 and self.output.rstrip().endswith("sanity check: PASS")
+    def verdict(self) -> str:
+        """PASS, SKIP (an extra that the stage needs is not installed) or FAIL, by exit code and last line."""
+        ends = {"sanity check: PASS": "PASS", "sanity check: skipped": "SKIP"}
+        last = self.output.rstrip().rpartition("\n")[2]
+        return "FAIL" if self.code else ends.get(last, "FAIL")
+
+    @property
+    def failed(self) -> bool:
+        """Whether the verdict is FAIL."""
+        return self.verdict == "FAIL"
 
     def line(self) -> str:
-        """Seconds, PASS or FAIL, the script, and the last line that it printed."""
+        """Seconds, the verdict, the script, and the last line that it printed."""
         printed = (self.output.strip() or self.errors.strip() or "it printed nothing").splitlines()
-        last = printed[-1] if self.passed or not self.errors.strip() else self.errors.strip().splitlines()[-1]
-        quoted = sum(
-            int(line.split()[1]) for line in printed if line.startswith("page  ") and "compared" in line
-        )
-        pages = f"{quoted} numbers of its page agree; " if quoted and self.passed else ""
-        return (
-            f"{self.seconds:6.1f} s  {'PASS' if self.passed else 'FAIL'}  {self.script.stem:<26}{pages}{last}"
-        )
+        errors = self.errors.strip().splitlines()
+        last = errors[-1] if self.failed and errors else printed[-1]
+        if self.verdict == "SKIP":
+            last = next((line for line in printed if line.startswith("skipped  ")), last)
+        compared = (line.split() for line in printed if line.startswith("page  ") and "compared" in line)
+        quoted = sum(int(words[1]) for words in compared)
+        pages = f"{quoted} numbers of its page agree; " if quoted and not self.failed else ""
+        return f"{self.seconds:6.1f} s  {self.verdict}  {self.script.stem:<26}{pages}{last}"
 
     def reasons(self) -> list[str]:
         """What the stage gave as its reasons to fail, and the end of what it wrote to standard error."""
-        if self.passed:
+        if not self.failed:
             return []
         named = [line for line in self.output.splitlines() if line.startswith("failed  ")]
         return named + self.errors.strip().splitlines()[-12:]
@@ -140,7 +146,7 @@ def main(stages: Path, environment: Mapping[str, str], arguments: Sequence[str] 
         "--jobs", type=int, metavar="N", help="stages at a time (default: 2 with --quick, else 1)"
     )
     options = parser.parse_args(arguments)
-    jobs = options.jobs or (2 if options.quick else 1)
+    jobs: int = (2 if options.quick else 1) if options.jobs is None else options.jobs
     can_bind = all(importlib.util.find_spec(part) for part in BOOK_PARTS)
     if options.book and not can_bind:
         parser.error(HOW_TO_GET_THE_BOOK)
@@ -150,6 +156,8 @@ def main(stages: Path, environment: Mapping[str, str], arguments: Sequence[str] 
         scripts = find_scripts(stages, options.only)
     except ConfigError as error:
         parser.error(str(error))
+    if can_bind:  # before the long part, so that nothing is missing after it
+        from tinylm.walkthrough.book import bind
     # A console that knows no Unicode is the hardest one, so the stages are always run as if on it.
     environment = {**environment, "PYTHONIOENCODING": "cp1252"}
     if jobs > 1:
@@ -157,23 +165,28 @@ def main(stages: Path, environment: Mapping[str, str], arguments: Sequence[str] 
     started = time.perf_counter()
     every: list[Ran] = []
     with tempfile.TemporaryDirectory(prefix="tinylm-book-") as folder:
-        for ran in run_stages(scripts, options.quick, Path(folder), environment, jobs):
-            every.append(ran)
-            print("\n".join([ran.line(), *(f"          {reason}" for reason in ran.reasons())]), flush=True)
-        failed = [ran.script.stem for ran in every if not ran.passed]
-        ended = f"FAIL: {', '.join(failed)}" if failed else "all PASS"
+        try:
+            for ran in run_stages(scripts, options.quick, Path(folder), environment, jobs):
+                every.append(ran)
+                print("\n          ".join([ran.line(), *ran.reasons()]), flush=True)
+        except KeyboardInterrupt:
+            print(f"stopped after {len(every)} of {len(scripts)} stages; --only runs some of them")
+            return 130
+        failed = [ran.script.stem for ran in every if ran.failed]
+        skipped = sum(ran.verdict == "SKIP" for ran in every)
+        ended = (
+            f"FAIL: {', '.join(failed)}" if failed else "all PASS" + f" but {skipped} skipped" * bool(skipped)
+        )
         print(f"{len(every)} stages in {time.perf_counter() - started:.0f} s: {ended}")
         problems: list[str] = []
         if can_bind:
-            from tinylm.walkthrough.book import bind
-
             path = options.book or root / "build" / "book.html"
             html, problems = bind(every, stages, quick=options.quick)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, html.encode("utf-8"))
             for problem in problems:
                 print(f"book: {problem}")
-            print(f"book: {os.path.relpath(path)}, {len(html.encode()) / 1e6:.1f} MB")
+            print(f"book: {path}, {len(html.encode()) / 1e6:.1f} MB")
         else:
             print(HOW_TO_GET_THE_BOOK)
     return 1 if failed or problems else 0
