@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -67,7 +68,8 @@ class Together(unittest.TestCase):
         self.assertEqual(len({one[3] for one in said}), 1)
 
     def test_where_one_fails_the_others_are_ended_and_it_is_told_why(self) -> None:
-        code = "import time\nif sys.argv[1] == '1': raise SystemExit('out of paper')\ntime.sleep(60)"
+        started = time.monotonic()
+        code = "import time\nif sys.argv[1] == '1': raise SystemExit('out of paper')\ntime.sleep(600)"
         with (
             tempfile.TemporaryDirectory() as folder,
             self.assertRaisesRegex(RuntimeError, "rank 1.*out of paper"),
