@@ -70,11 +70,13 @@ class Together(unittest.TestCase):
     def test_where_one_fails_the_others_are_ended_and_it_is_told_why(self) -> None:
         started = time.monotonic()
         code = "import time\nif sys.argv[1] == '1': raise SystemExit('out of paper')\ntime.sleep(600)"
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            self.assertRaisesRegex(RuntimeError, "rank 1.*out of paper"),
-        ):
-            together(code, place=Path(folder), ranks=2)
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaisesRegex(RuntimeError, "rank 1 failed: out of paper"):
+                together(code, place=Path(folder), ranks=2)
+            self.assertLess(time.monotonic() - started, 300)  # the one that sleeps was not waited for
+            killed = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)"
+            with self.assertRaisesRegex(RuntimeError, "rank . failed"):
+                together(killed, place=Path(folder), ranks=2)
 
 
 if __name__ == "__main__":
