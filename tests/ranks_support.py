@@ -62,6 +62,7 @@ class Started:
             port = free.getsockname()[1]
         sys.stdout.flush()
         self.children = [self._fork(rank, port, jobs) for rank in range(ranks)]
+        self.running = set(self.children)
 
     def _fork(self, rank: int, port: int, jobs: list[dict[str, Any]]) -> int:
         if child := os.fork():
@@ -79,6 +80,25 @@ class Started:
             code = 1
         os._exit(code)
 
+    def tell(self, rank: int, number: int) -> None:
+        """Send a rank a signal, if it still runs."""
+        if self.children[rank] in self.running:
+            os.kill(self.children[rank], number)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all have ended; those that have not after so long are killed, and it is False."""
+        deadline = time.monotonic() + seconds
+        while self.running:
+            self.running -= {child for child in self.running if os.waitpid(child, os.WNOHANG)[0]}
+            if self.running and time.monotonic() > deadline:
+                for child in self.running:
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                self.running = set()
+                return False
+            time.sleep(0.01)
+        return True
+
     def results(self) -> dict[str, list[dict[str, Any]]]:
         """What every rank said of every job, by the name of the job."""
         said = self.outcomes()
@@ -88,8 +108,7 @@ class Started:
 
     def outcomes(self) -> list[dict[str, dict[str, Any]] | None]:
         """What each rank said, by the name of the job; None for one that was killed."""
-        for child in self.children:
-            os.waitpid(child, 0)
+        self.wait(300)
         paths = [self.place / f"results-{self.ranks}-{rank}.json" for rank in range(self.ranks)]
         return [json.loads(path.read_bytes()) if path.exists() else None for path in paths]
 

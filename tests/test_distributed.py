@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -15,7 +19,7 @@ from unittest import mock
 import safetensors.torch
 import torch
 
-from tests.ranks_support import POSIX, Started, config, do
+from tests.ranks_support import ENVIRONMENT, POSIX, Started, config, do, torchrun
 from tinylm import checkpoint, metrics
 from tinylm.config import TrainConfig
 from tinylm.corpus import build_corpus
@@ -292,6 +296,59 @@ class Faults(unittest.TestCase):
         first, _ = self.outcome_of("hang", 1, rank_timeout=3.0)
         self.assertIn("lost another rank", first["error"][1])
         self.assertEqual(self.newest(), 3)
+
+
+@unittest.skipUnless(sys.platform == "linux", "finds the ranks of torchrun under /proc")
+class Command(unittest.TestCase):
+    def test_torchrun_starts_a_killed_run_again_and_sigterm_saves_it(self) -> None:
+        with tempfile.TemporaryDirectory() as holder:
+            place = Path(holder)
+            build_corpus(TEXTS, place / "corpus")
+            words = (
+                "-m tinylm train corpus --out run --layers 1 --width 32 --mlp-width 32 --heads 2 "
+                "--kv-heads 2 --head-size 16 --window 16 --batch-rows 4 --sample-tokens 0 --device cpu "
+                "--steps 1000000 --save-every 5 --evaluate-every 1000000"
+            )
+            command = torchrun(2, *words.split(), options=("--max-restarts=1",))
+            with (place / "log").open("wb") as log:
+                process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=log, stderr=log)
+            try:
+                self.wait_for_a_step_after(0, place / "run", process)
+                os.kill(self.rank(1, process.pid), signal.SIGKILL)
+                killed_at = max(step for step, _ in checkpoint.list_steps(place / "run"))
+                self.wait_for_a_step_after(killed_at + 10, place / "run", process)
+                process.terminate()
+                self.assertNotEqual(process.wait(60), 0)
+            finally:
+                process.kill()
+                process.wait()
+            said = (place / "log").read_text("utf-8")
+            found = checkpoint.newest_step(place / "run")
+            step = found.manifest["step"]
+            self.assertEqual(found.skipped, (), said)
+            self.assertIn(f"stopped     after step {step:,} of 1,000,000; go on with: tinylm train", said)
+            self.assertEqual(said.count("stopped "), 1, "only rank 0 tells")
+            rows = [row["step"] for row in metrics.read_metrics(place / "run")]
+            self.assertEqual(rows, list(range(1, step + 1)))
+            self.assertEqual(found.manifest["deviations"], [])
+            self.assertFalse((place / "run" / "run.owner.json").exists(), "the lock was given back")
+
+    def wait_for_a_step_after(self, step: int, run: Path, process: subprocess.Popen) -> None:
+        deadline = time.monotonic() + 120
+        while not (run.is_dir() and any(found > step for found, _ in checkpoint.list_steps(run))):
+            self.assertIsNone(process.poll(), "torchrun ended")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+
+    def rank(self, rank: int, parent: int) -> int:
+        """The process of a rank that torchrun started."""
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"\0RANK={rank}\0".encode() in (place / "environ").read_bytes():
+                    status = (place / "status").read_text("utf-8")
+                    if f"PPid:\t{parent}\n" in status:
+                        return int(place.name)
+        self.fail(f"no rank {rank} of {parent}")
 
 
 class Shares(unittest.TestCase):
