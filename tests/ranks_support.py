@@ -181,7 +181,7 @@ def fault(kind: str) -> Any:
             if kind == "bug":
                 raise ZeroDivisionError("a bug of this rank")
             if kind == "hang":
-                time.sleep(12)
+                time.sleep(8)
             if kind == "signal":
                 signal.raise_signal(signal.SIGTERM)
             if kind == "nan":

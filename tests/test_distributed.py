@@ -24,9 +24,9 @@ from tinylm import checkpoint, metrics
 from tinylm.config import TrainConfig
 from tinylm.corpus import build_corpus
 from tinylm.distributed import sharding
-from tinylm.distributed.launch import Launch, launched
+from tinylm.distributed.launch import Launch, launched, speaks
 from tinylm.distributed.ranks import ALONE, Ranks, join
-from tinylm.errors import ConfigError
+from tinylm.errors import CheckpointError, ConfigError, RankError, TrainingError
 from tinylm.optimizer import orthogonal
 
 TEXTS = [f"document {n}: {n * n} times. é\n" * (1 + n % 3) for n in range(40)]
@@ -172,8 +172,8 @@ class AsOne(unittest.TestCase):
         for ranks, name in ((2, "shard"), (3, "shard"), (2, "adam")):
             for kind in ("parameters", "optimizer"):
                 for one in self.said[ranks][name]:
-                    # The last rank of an odd number of rows holds one row less than the first.
-                    self.assertLess(one[kind], 1.03 * whole[name][kind] / ranks, f"{name} {ranks} {kind}")
+                    # Of 32 rows three ranks hold 11, 11 and 10: 3 % more than a third.
+                    self.assertLess(one[kind], 1.04 * whole[name][kind] / ranks, f"{name} {ranks} {kind}")
                 total = sum(one[kind] for one in self.said[ranks][name])
                 self.assertEqual(total, whole[name][kind])
 
@@ -437,6 +437,14 @@ class Alone(unittest.TestCase):
             with mock.patch.dict("os.environ", {**said, **wrong}), self.assertRaises(ConfigError):
                 launched()
         self.assertEqual(launched(), Launch())
+
+    def test_a_rank_tells_only_what_rank_0_cannot_know(self) -> None:
+        errors = (ConfigError("x"), CheckpointError("x"), RankError("x"), TrainingError("x"), None)
+        self.assertTrue(all(map(speaks, errors)))
+        with mock.patch.dict("os.environ", {"RANK": "1", "WORLD_SIZE": "2"}):
+            self.assertEqual([speaks(error) for error in errors], [False, False, False, True, False])
+            with mock.patch("torch.distributed.is_initialized", return_value=True):
+                self.assertEqual([speaks(error) for error in errors], [False, True, False, True, True])
 
     def test_runs_that_are_older_than_the_options_are_one_process(self) -> None:
         values = json.loads(json.dumps(dataclasses.asdict(TrainConfig(data="x"))))
