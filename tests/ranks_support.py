@@ -37,7 +37,7 @@ def config(place: Path, name: str, **changes: Any) -> dict[str, Any]:
         "device": "cpu",
         "compile": "no",
         "threads": 1,
-        "sample_tokens": 8,
+        "sample_tokens": 0,
         "evaluate_every": 10,
         "evaluate_tokens": 64,
         "weight_decay": 0.1,

@@ -32,10 +32,10 @@ from tinylm.optimizer import orthogonal
 TEXTS = [f"document {n}: {n * n} times. é\n" * (1 + n % 3) for n in range(40)]
 
 RUNS = {
-    "cross": {},
+    "cross": {"sample_tokens": 4},
     "mask": {"model": {"policy": "mask"}, "shard": True},
     "reset": {"model": {"policy": "reset"}, "micro_rows": 2, "dropout": 0.1, "clip": 0.5},
-    "shard": {"shard": True, "micro_rows": 2, "dropout": 0.1, "clip": 0.5},
+    "shard": {"shard": True, "micro_rows": 2, "dropout": 0.1, "clip": 0.5, "sample_tokens": 4},
     "adam": {"muon": False, "shard": True, "model": {"tied": True}},
     "single": {"shard": True, "precision": "float32"},
 }
@@ -88,7 +88,7 @@ class AsOne(unittest.TestCase):
             {
                 "name": "minutes",
                 "do": "train",
-                "config": config(place, "minutes", steps=None, minutes=0.005, shard=True),
+                "config": config(place, "minutes", steps=None, minutes=0.003),
             },
         ]
         launches = {ranks: Started(place, ranks, jobs[ranks]) for ranks in (2,)}
