@@ -62,7 +62,7 @@ def main() -> int:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        build_corpus("builtin:unicode", place / "corpus", CorpusConfig(max_documents=3_000, truncate=True))
+        build_corpus("builtin:unicode", place / "corpus", CorpusConfig(max_documents=1_000, truncate=True))
         together(CHILD, str(Path(__file__).parent), json.dumps(vars(options)), place=place, ranks=RANKS)
         said = [json.loads((place / f"said-{rank}.json").read_bytes()) for rank in range(RANKS)]
     result = compared(options, said, load)
