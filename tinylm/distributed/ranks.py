@@ -181,10 +181,10 @@ def join(patience: float) -> Ranks:
             backend = "cpu:gloo,cuda:nccl"
         try:
             # torchrun keeps its store when it starts all ranks again, old addresses and all.
-            store, rank, size = next(dist.rendezvous("env://"))
+            store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore(f"start {launch.restarts}", store),
+                store=dist.PrefixStore(f"start {launch.restarts}", store),  # type: ignore[attr-defined]
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=patience),
