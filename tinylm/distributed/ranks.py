@@ -180,7 +180,15 @@ def join(patience: float) -> Ranks:
             torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
             backend = "cpu:gloo,cuda:nccl"
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=patience))
+            # torchrun keeps its store when it starts all ranks again, old addresses and all.
+            store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(f"start {launch.restarts}", store),  # type: ignore[attr-defined]
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=patience),
+            )
         except (RuntimeError, ValueError) as error:
             raise TrainingError(
                 f"rank {launch.rank} of {launch.size} cannot meet the others: {first_line(error)}"
