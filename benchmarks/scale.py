@@ -180,7 +180,7 @@ def compared(options: argparse.Namespace, said: list[dict[str, Any]], load: floa
     rates = {key: statistics.fmean(s["rates"][key] for s in said) for key in said[0]["rates"]}
     wire = {key: statistics.fmean(s["network"][key] for s in said) for key in said[0]["network"]}
     at = Hardware("this machine", rates["training"], 1.0, rates["muon"], 1.0, rates["memory"], wire["rate"],
-                  wire["rate"], wire["latency"], RANKS, overlaps=False, measured=True)  # fmt: skip
+                  wire["rate"], wire["latency"], RANKS, overlaps=False, measured=True, scatters=False)  # fmt: skip
     results = {}
     for name, median in medians.items():
         entry: dict[str, Any] = {"seconds": median, "ratio": median / medians["side by side"]}

@@ -258,6 +258,10 @@ class OnTheNetwork(unittest.TestCase):
         again = traffic(shape, 8, 4, at, shard=True)
         self.assertEqual(again.parameters, 4 * shards.parameters)
         self.assertEqual(again.gradients, shards.gradients)
+        gloo = traffic(shape, 8, 1, machine(scatters=False), shard=True)
+        self.assertEqual(gloo.gradients, whole.gradients)
+        self.assertEqual((gloo.parameters, gloo.muon), (shards.parameters, shards.muon))
+        self.assertGreater(gloo.gradient_seconds, shards.gradient_seconds)
 
     def test_many_ranks_take_the_tree_for_a_short_message(self) -> None:
         at = machine()
