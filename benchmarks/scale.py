@@ -62,7 +62,7 @@ def main() -> int:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        build_corpus("builtin:unicode", place / "corpus", CorpusConfig(max_documents=3_000, truncate=True))
+        build_corpus("builtin:unicode", place / "corpus", CorpusConfig(max_documents=1_000, truncate=True))
         together(CHILD, str(Path(__file__).parent), json.dumps(vars(options)), place=place, ranks=RANKS)
         said = [json.loads((place / f"said-{rank}.json").read_bytes()) for rank in range(RANKS)]
     result = compared(options, said, load)
@@ -179,8 +179,21 @@ def compared(options: argparse.Namespace, said: list[dict[str, Any]], load: floa
         medians[name] = statistics.median(max(each) for each in zip(*taken, strict=True))
     rates = {key: statistics.fmean(s["rates"][key] for s in said) for key in said[0]["rates"]}
     wire = {key: statistics.fmean(s["network"][key] for s in said) for key in said[0]["network"]}
-    at = Hardware("this machine", rates["training"], 1.0, rates["muon"], 1.0, rates["memory"], wire["rate"],
-                  wire["rate"], wire["latency"], RANKS, overlaps=False, measured=True)  # fmt: skip
+    at = Hardware(
+        name="this machine",
+        flops=rates["training"],
+        utilisation=1.0,
+        product_flops=rates["muon"],
+        memory=1.0,
+        memory_rate=rates["memory"],
+        link=wire["rate"],
+        bandwidth=wire["rate"],
+        latency=wire["latency"],
+        per_node=RANKS,
+        overlaps=False,
+        measured=True,
+        scatters=False,
+    )
     results = {}
     for name, median in medians.items():
         entry: dict[str, Any] = {"seconds": median, "ratio": median / medians["side by side"]}

@@ -6,10 +6,13 @@ Loading torch on each rank takes longer than all that the ranks do, so they are 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import signal
 import socket
 import sys
+import time
 import traceback
 import unittest
 from pathlib import Path
@@ -34,7 +37,7 @@ def config(place: Path, name: str, **changes: Any) -> dict[str, Any]:
         "device": "cpu",
         "compile": "no",
         "threads": 1,
-        "sample_tokens": 8,
+        "sample_tokens": 0,
         "evaluate_every": 10,
         "evaluate_tokens": 64,
         "weight_decay": 0.1,
@@ -59,6 +62,7 @@ class Started:
             port = free.getsockname()[1]
         sys.stdout.flush()
         self.children = [self._fork(rank, port, jobs) for rank in range(ranks)]
+        self.running = set(self.children)
 
     def _fork(self, rank: int, port: int, jobs: list[dict[str, Any]]) -> int:
         if child := os.fork():
@@ -76,14 +80,37 @@ class Started:
             code = 1
         os._exit(code)
 
+    def tell(self, rank: int, number: int) -> None:
+        """Send a rank a signal, if it still runs."""
+        if self.children[rank] in self.running:
+            os.kill(self.children[rank], number)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all have ended; those that have not after so long are killed, and it is False."""
+        deadline = time.monotonic() + seconds
+        while self.running:
+            self.running -= {child for child in self.running if os.waitpid(child, os.WNOHANG)[0]}
+            if self.running and time.monotonic() > deadline:
+                for child in self.running:
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                self.running = set()
+                return False
+            time.sleep(0.01)
+        return True
+
     def results(self) -> dict[str, list[dict[str, Any]]]:
         """What every rank said of every job, by the name of the job."""
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in self.children]
-        if any(codes):
-            raise AssertionError(f"the ranks ended with {codes}")
+        said = self.outcomes()
+        if None in said:
+            raise AssertionError("a rank ended without a word")
+        return {name: [one[name] for one in said if one] for name in said[0] or {}}
+
+    def outcomes(self) -> list[dict[str, dict[str, Any]] | None]:
+        """What each rank said, by the name of the job; None for one that was killed."""
+        self.wait(300)
         paths = [self.place / f"results-{self.ranks}-{rank}.json" for rank in range(self.ranks)]
-        said = [json.loads(path.read_bytes()) for path in paths]
-        return {name: [one[name] for one in said] for name in said[0]}
+        return [json.loads(path.read_bytes()) if path.exists() else None for path in paths]
 
 
 def do(job: dict[str, Any]) -> dict[str, Any]:
@@ -112,8 +139,8 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
         mock.patch("tinylm.trainer.prepare", prepared),
         mock.patch("tinylm.trainer.compiled", return_value=loss),
     ):
-        for target, value in job.get("patches", {}).items():
-            patches.enter_context(mock.patch(target, eval(value)))
+        if "fault" in job and os.environ.get("RANK", "0") == str(job["rank"]):
+            patches.enter_context(fault(job["fault"]))
         try:
             if job["do"] == "train":
                 values = {**job["config"], "model": ModelConfig(**job["config"]["model"])}
@@ -123,9 +150,60 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
             said["step"], said["signal"] = result.step, result.signal
         except TinylmError as error:
             said["error"] = [type(error).__name__, str(error)]
+        except ZeroDivisionError as error:
+            said["error"] = ["ZeroDivisionError", str(error)]
     if runs:
         parameters = [local(parameter) for parameter in runs[-1].model.parameters()]
         states = [local(tensor) for tensor in runs[-1].optimizer.state().values() if tensor.ndim]
         for name, tensors in (("parameters", parameters), ("optimizer", states)):
             said[name] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return said
+
+
+FAULTY = 3
+"""The step (from 0) in which a fault happens, or the checkpoint after it."""
+
+
+def fault(kind: str) -> Any:
+    """A patch by which this rank fails in a step, or while the step after it is saved."""
+    from tinylm import files, training_step
+    from tinylm.distributed.ranks import Ranks
+
+    accumulate, write_new, commit = training_step.accumulate, files.write_new, Ranks.commit
+    steps = 0
+
+    def faulty_step(run: Any, batch: Any, step: int) -> float:
+        if step == FAULTY:
+            if kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "memory":
+                raise MemoryError
+            if kind == "bug":
+                raise ZeroDivisionError("a bug of this rank")
+            if kind == "hang":
+                time.sleep(8)
+            if kind == "signal":
+                signal.raise_signal(signal.SIGTERM)
+            if kind == "nan":
+                with mock.patch.object(Ranks, "total", lambda self, loss: total(self, float("nan"))):
+                    return accumulate(run, batch, step)
+        return accumulate(run, batch, step)
+
+    def full_disk(path: Any, data: Any) -> str:
+        if f"{FAULTY + 1:08d}" in str(path) and str(path).endswith("manifest.json"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write_new(path, data)
+
+    def leaving(self: Ranks, write: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == FAULTY + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return commit(self, write)
+
+    total = Ranks.total
+    if kind == "disk":
+        return mock.patch.object(files, "write_new", full_disk)
+    if kind == "kill before the rename":
+        return mock.patch.object(Ranks, "commit", leaving)
+    return mock.patch.object(training_step, "accumulate", faulty_step)

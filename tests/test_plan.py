@@ -40,6 +40,7 @@ from tinylm.plan.tensors import held, muon_flops, muon_shapes, tensor_shapes
 from tinylm.plan.traffic import Traffic, all_reduce_bytes, all_reduce_seconds, gather_bytes, traffic
 from tinylm.plan.words import amount, duration
 from tinylm.training_step import mean_loss
+from tinylm.walkthrough import together
 
 SILENT = Traffic(0, 0, 0, 0, 0, 0)
 SMALL = ModelConfig(layers=3, width=64, mlp_width=160, heads=4, kv_heads=2, head_size=32, window=64)
@@ -257,6 +258,10 @@ class OnTheNetwork(unittest.TestCase):
         again = traffic(shape, 8, 4, at, shard=True)
         self.assertEqual(again.parameters, 4 * shards.parameters)
         self.assertEqual(again.gradients, shards.gradients)
+        gloo = traffic(shape, 8, 1, machine(scatters=False), shard=True)
+        self.assertEqual(gloo.gradients, whole.gradients)
+        self.assertEqual((gloo.parameters, gloo.muon), (shards.parameters, shards.muon))
+        self.assertGreater(gloo.gradient_seconds, shards.gradient_seconds)
 
     def test_many_ranks_take_the_tree_for_a_short_message(self) -> None:
         at = machine()
@@ -274,6 +279,39 @@ def machine(**changes: object) -> Hardware:
     return dataclasses.replace(
         Hardware("round", 1e14, 0.5, 1e13, 1e11, 1e12, 4e11, 5e10, 1e-5, 8, True), **changes
     )
+
+
+@unittest.skipUnless(torch.distributed.is_available(), "torch has no distributed package here")
+class TwoRanks(unittest.TestCase):
+    """Two real ranks, replicated and sharded, beside the plan."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            limit = CorpusConfig(max_documents=200, truncate=True)
+            build_corpus("builtin:unicode", place / "corpus", limit)
+            together("from tests.plan_ranks import work; work(*sys.argv[1:])", place=place, ranks=2)
+            cls.said = [json.loads((place / f"said-{rank}.json").read_bytes()) for rank in range(2)]
+
+    def test_the_first_rank_holds_what_is_planned(self) -> None:
+        for shard in (False, True):
+            found = memory(SMALL, 2, 4, shard=shard)
+            held = self.said[0][f"{shard} 1"]["held"]
+            self.assertEqual(held["parameters"], found.parameters)
+            self.assertEqual(held["optimizer"], found.optimizer)
+            self.assertEqual(held["gradients"], found.gradients)
+
+    def test_the_ranks_send_the_bytes_that_are_planned(self) -> None:
+        for shard in (False, True):
+            for micro_batches in (1, 2):
+                planned = traffic(SMALL, 2, micro_batches, machine(), shard=shard)
+                said = [rank[f"{shard} {micro_batches}"] for rank in self.said]
+                for part in ("gradients", "parameters", "muon"):
+                    sent = sum(one[part] for one in said) / 2
+                    wanted = getattr(planned, part)
+                    off = sent if not wanted else abs(sent / wanted - 1)
+                    self.assertLess(off, 0.15 if part == "muon" else 0.02, (shard, micro_batches, part, sent))
 
 
 class OfAStep(unittest.TestCase):
@@ -482,7 +520,9 @@ class TheCommand(unittest.TestCase):
         from tinylm.flags import train_flags
 
         shape = dataclasses.replace(PRESETS["nano"], tied=True, kv_heads=2, rope_theta=5e5, policy="mask")
-        wanted = PlanConfig(preset="nano", model=shape, gpus=12, steps=9, muon=False, keep=5, batch_rows=24)
+        wanted = PlanConfig(
+            preset="nano", model=shape, gpus=12, steps=9, muon=False, keep=5, batch_rows=24, shard=True
+        )
         words = shlex.split(predict(wanted).command("here.txt"))
         self.assertEqual(words[:3], ["torchrun", "--nproc-per-node", "6"])
         self.assertEqual(words[words.index("--nnodes") + 1], "2")
@@ -491,7 +531,7 @@ class TheCommand(unittest.TestCase):
         parsed = tyro.cli(train_flags(given), args=given, config=marks)
         self.assertEqual(dataclasses.asdict(parsed.model), dataclasses.asdict(shape))
         self.assertEqual((parsed.steps, parsed.batch_rows, parsed.micro_rows, parsed.keep), (9, 24, 2, 5))
-        self.assertFalse(parsed.muon)
+        self.assertEqual((parsed.muon, parsed.shard), (False, True))
 
     def test_a_plan_needs_no_torch_unless_it_measures(self) -> None:
         code = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -67,12 +68,15 @@ class Together(unittest.TestCase):
         self.assertEqual(len({one[3] for one in said}), 1)
 
     def test_where_one_fails_the_others_are_ended_and_it_is_told_why(self) -> None:
-        code = "import time\nif sys.argv[1] == '1': raise SystemExit('out of paper')\ntime.sleep(60)"
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            self.assertRaisesRegex(RuntimeError, "rank 1.*out of paper"),
-        ):
-            together(code, place=Path(folder), ranks=2)
+        started = time.monotonic()
+        code = "import time\nif sys.argv[1] == '1': raise SystemExit('out of paper')\ntime.sleep(600)"
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaisesRegex(RuntimeError, "rank 1 failed: out of paper"):
+                together(code, place=Path(folder), ranks=2)
+            self.assertLess(time.monotonic() - started, 300)  # the one that sleeps was not waited for
+            killed = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)"
+            with self.assertRaisesRegex(RuntimeError, "rank . failed"):
+                together(killed, place=Path(folder), ranks=2)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from tinylm.commands import COMMANDS
 from tinylm.commands.command import Arguments
-from tinylm.distributed.launch import launched
-from tinylm.errors import ConfigError, RankError, TinylmError
+from tinylm.distributed.launch import speaks
+from tinylm.errors import ConfigError, TinylmError
 from tinylm.files import told
 from tinylm.flags import one_line
 from tinylm.interrupts import silence
@@ -116,25 +116,11 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def rank_of_this() -> int:
-    """The rank that torchrun gave this process; 0 where what it says makes no sense (which is told then)."""
-    try:
-        return launched().rank
-    except ConfigError:
-        return 0
-
-
 def complain(message: str, error: Exception | None = None) -> int:
-    """Print an error as one line on standard error; a rank, only what it alone knows."""
-    rank = rank_of_this()
-    if rank and isinstance(error, ConfigError | RankError):
-        return 2  # which rank 0 finds as well, or has told
-    try:
-        print(
-            f"tinylm: {f'rank {rank}: ' if rank else ''}{' '.join(message.split())}",
-            file=sys.stderr,
-            flush=True,
-        )
-    except OSError:
-        silence(sys.stderr)
+    """Print an error as one line on standard error, unless it is another rank that has to tell it."""
+    if speaks(error):
+        try:
+            print(f"tinylm: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        except OSError:
+            silence(sys.stderr)
     return 2

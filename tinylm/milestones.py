@@ -152,15 +152,20 @@ def way_back(run: Run) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
-        raise TrainingError(f"{files.told(error)}; {whole_steps(run)}") from error
+        raise TrainingError(f"{who(run)}{files.told(error)}; {whole_steps(run)}") from error
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         fewer = "" if run.ranks.alone or run.micro_rows == 1 else f"use --micro-rows {run.micro_rows // 2}, "
         raise TrainingError(
-            f"memory ran out on {run.machine.device}; {fewer}close other programs, or start a run with a "
-            f"smaller --window or preset; {whole_steps(run)}"
+            f"{who(run)}memory ran out on {run.machine.device}; {fewer}close other programs, or start a run "
+            f"with a smaller --window or preset; {whole_steps(run)}"
         ) from error
+
+
+def who(run: Run) -> str:
+    """Which rank speaks, where there are several and it is not the first."""
+    return "" if run.ranks.leads else f"rank {run.ranks.rank}: "
 
 
 def whole_steps(run: Run) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +12,12 @@ from typing import Any
 
 from tinylm import checkpoint, files
 from tinylm.checkpoint import Checkpoint
-from tinylm.config import INEXACT, RESUMABLE, TrainConfig
+from tinylm.config import INEXACT, RESUMABLE, TrainConfig, read_run_config
 from tinylm.corpus import Corpus, open_corpus
 from tinylm.devices import Machine, choose_machine, versions
 from tinylm.distributed.launch import launched
 from tinylm.errors import CheckpointError, ConfigError, CorpusError
+from tinylm.locks import LOCK, OWNER, check_unlocked
 
 Deviation = dict[str, Any]
 """{step, name, was, is}: from this step on a run is no longer bit for bit what it would have been."""
@@ -66,6 +69,36 @@ def check_is_run(folder: Path) -> None:
             f"it again with: tinylm train --config {folder / 'run.json'} --out ANOTHER-FOLDER"
         )
     raise CheckpointError(f"{folder}: holds no step-00000000 or higher; expected a folder of tinylm train")
+
+
+def is_begun(folder: Path, config: TrainConfig) -> bool:
+    """Whether a folder holds this run, begun before torchrun started it again, with a step to go on from.
+
+    What was begun and has saved nothing is removed. Another run is left alone: its place is not free.
+    """
+    begun = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not begun:
+        return False
+    if begun - {LOCK, OWNER}:
+        recorded = read_run_config(str(folder / "run.json"))
+        resolved = ("out", "stop_after", "minutes", "device")
+        for field in dataclasses.fields(TrainConfig):
+            asked = getattr(config, field.name)
+            if field.name not in resolved and asked not in (None, getattr(recorded, field.name)):
+                return False
+    if checkpoint.list_steps(folder) or checkpoint.is_being_replaced(folder):
+        return True
+    check_unlocked(folder)
+    shutil.rmtree(folder)
+    return False
+
+
+def patience_of(folder: Path) -> float:
+    """How long the ranks of a run wait for each other, as far as its newest step says."""
+    with contextlib.suppress(CheckpointError, OSError, KeyError, IndexError, TypeError, ValueError):
+        newest = checkpoint.list_steps(folder)[0][1] / checkpoint.MANIFEST
+        return float(files.parse_json(newest.read_bytes(), str(newest))["config"]["rank_timeout"])
+    return TrainConfig(data="").rank_timeout
 
 
 def recall(folder: Path, changes: Mapping[str, Any], note: Callable[[str], None]) -> Recalled:
@@ -137,6 +170,15 @@ def tell_otherwise(folder: Path, recorded: Mapping[str, Any], note: Callable[[st
         return
     if names := ", ".join(sorted(set(differ) - {"stop_after", "micro_rows"})):  # these two are resolved later
         note(f"{path}: says otherwise about {names}; a resume goes by its checkpoint and the flags")
+
+
+def check_same_step(folder: Path, steps: list[int]) -> None:
+    """Raise CheckpointError where the ranks do not see the same newest step of a run."""
+    if len(set(steps)) > 1:
+        raise CheckpointError(
+            f"{folder}: its newest step is {steps} on the ranks 0 to {len(steps) - 1}; "
+            "all hosts need the run in a folder that they share"
+        )
 
 
 def same_as(path: str, digest: str) -> Corpus:

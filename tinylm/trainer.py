@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shutil
 import time
@@ -17,7 +16,7 @@ import torch
 
 from tinylm import checkpoint, files, metrics
 from tinylm.batches import Plan
-from tinylm.config import ModelConfig, TrainConfig, read_run_config
+from tinylm.config import ModelConfig, TrainConfig
 from tinylm.contract import contract
 from tinylm.corpus import Corpus
 from tinylm.data import corpus_for
@@ -34,13 +33,22 @@ from tinylm.distributed.sharding import local, spread
 from tinylm.errors import CheckpointError, ConfigError
 from tinylm.evaluate import Evaluation
 from tinylm.interrupts import AgreedStop, StopRequest, stop_requests
-from tinylm.locks import LOCK, OWNER, check_unlocked, run_lock
+from tinylm.locks import run_lock
 from tinylm.milestones import Measures, evaluated, is_due, save, tell_best, way_back
 from tinylm.model import Transformer, flops_per_token, parameter_count
 from tinylm.optimizer import Optimizer, rate_scale
 from tinylm.plots import draw_curve
 from tinylm.reports import Report
-from tinylm.resumption import check_changes, check_is_run, recall, same_as, same_corpus
+from tinylm.resumption import (
+    check_changes,
+    check_is_run,
+    check_same_step,
+    is_begun,
+    patience_of,
+    recall,
+    same_as,
+    same_corpus,
+)
 from tinylm.training_step import Run, agree_on_micro_rows, compiled, train_step
 
 
@@ -164,6 +172,8 @@ def go_on(
     with locked(folder, report, ranks, steal_lock):
         ranks.first(looked)
         recalled = ranks.each(lambda: recall(folder, changes, report.note))
+        seen = ranks.exchange(recalled.step)
+        ranks.each(lambda: check_same_step(folder, seen))
         with cpu_threads(recalled.machine.threads), reproducible(recalled.machine):
             run = ranks.each(loaded)
             ranks.first(tidied)
@@ -190,36 +200,6 @@ def shared_corpus(data: str, ranks: Ranks, report: Report) -> Corpus:
 
     place = ranks.first(found)
     return ranks.each(lambda: corpus[0] if corpus else same_as(place["path"], place["digest"]))
-
-
-def is_begun(folder: Path, config: TrainConfig) -> bool:
-    """Whether a folder holds this run, begun before torchrun started it again, with a step to go on from.
-
-    What was begun and has saved nothing is removed. Another run is left alone: its place is not free.
-    """
-    begun = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if not begun:
-        return False
-    if begun - {LOCK, OWNER}:
-        recorded = read_run_config(str(folder / "run.json"))
-        resolved = ("out", "stop_after", "minutes", "device")
-        for field in dataclasses.fields(TrainConfig):
-            asked = getattr(config, field.name)
-            if field.name not in resolved and asked not in (None, getattr(recorded, field.name)):
-                return False
-    if checkpoint.list_steps(folder) or checkpoint.is_being_replaced(folder):
-        return True
-    check_unlocked(folder)
-    shutil.rmtree(folder)
-    return False
-
-
-def patience_of(folder: Path) -> float:
-    """How long the ranks of a run wait for each other, as far as its newest step says."""
-    with contextlib.suppress(CheckpointError, OSError, KeyError, IndexError, TypeError, ValueError):
-        newest = checkpoint.list_steps(folder)[0][1] / checkpoint.MANIFEST
-        return float(files.parse_json(newest.read_bytes(), str(newest))["config"]["rank_timeout"])
-    return TrainConfig(data="").rank_timeout
 
 
 def check_free(folder: Path) -> None:

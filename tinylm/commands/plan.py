@@ -60,7 +60,7 @@ def tables(found: Prediction) -> list[tuple[str, tuple[str, str, str], Rows]]:
         (
             "rows of a rank",
             f"{found.rows:,}",
-            f"{found.micro_rows} at once, {found.micro_batches} times",
+            f"{found.micro_batches} x {found.micro_rows} at once",
         ),
     ]
     stays: Rows = [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
-from tinylm.errors import ConfigError
+from tinylm.errors import ConfigError, RankError, TrainingError
 
 
 @dataclass(frozen=True)
@@ -39,3 +40,22 @@ def launched() -> Launch:
             "what torchrun sets; unset them, or start with: torchrun --nproc-per-node N -m tinylm train"
         )
     return found
+
+
+def met() -> bool:
+    """Whether this process has met the other ranks yet."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
+
+
+def speaks(error: Exception | None) -> bool:
+    """Whether this rank has to tell an error: rank 0 always, another one what rank 0 cannot know.
+
+    Before they have met all ranks find the same (but for one that cannot meet, a TrainingError).
+    """
+    try:
+        if launched().rank == 0:
+            return True
+    except ConfigError:
+        return True  # told by every process: none knows which one it is
+    return not isinstance(error, RankError | ConfigError) and (met() or isinstance(error, TrainingError))

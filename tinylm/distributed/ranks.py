@@ -1,8 +1,9 @@
 """Ranks that agree: what one does alone and all learn, what all do and each may spoil, who asked to stop.
 
-Nothing here is a pickle: ranks tell each other JSON and numbers, over gloo on the CPU, in a group of their
-own whose patience is long (a corpus may take hours to build). A rank that ends closes its connections, so
-the others notice at once. Sums are taken in the order of the ranks: the same ranks, the same bits.
+Nothing here is a pickle: ranks tell each other JSON and numbers, over gloo on the CPU. Numbers that belong
+to a step are waited for as long as gradients are; what rank 0 does alone (a corpus may take hours to build)
+in a group of its own with more patience. A rank that ends closes its connections, so the others notice at
+once. Sums are taken in the order of the ranks: the same ranks, the same bits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LONGEST_WORK = timedelta(hours=12)
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of `size` processes this is. `control` is the group in which they agree; None for one alone."""
+    """Which of `size` processes this is. `control`: the group that waits for rank 0; None for one alone."""
 
     rank: int = 0
     size: int = 1
@@ -57,10 +58,10 @@ class Ranks:
         if self.alone:
             return [value]
         said = torch.frombuffer(bytearray(json.dumps(value).encode("ascii")), dtype=torch.uint8)
-        sizes = [int(size) for size in self._gather(torch.tensor(len(said)))]
+        sizes = [int(size) for size in self._gather(torch.tensor(len(said)), self.control)]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(said)] = said
-        heard = zip(self._gather(padded), sizes, strict=True)
+        heard = zip(self._gather(padded, self.control), sizes, strict=True)
         return [json.loads(bytes(text[:size].tolist())) for text, size in heard]
 
     def total(self, number: float) -> float:
@@ -154,9 +155,9 @@ class Ranks:
             raise
         return self.first(lambda: value)
 
-    def _gather(self, value: Tensor) -> list[Tensor]:
+    def _gather(self, value: Tensor, group: Any = None) -> list[Tensor]:
         heard = [torch.empty_like(value) for _ in range(self.size)]
-        dist.all_gather(heard, value.contiguous(), group=self.control)
+        dist.all_gather(heard, value.contiguous(), group=group)
         return heard
 
 
@@ -179,7 +180,15 @@ def join(patience: float) -> Ranks:
             torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
             backend = "cpu:gloo,cuda:nccl"
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=patience))
+            # torchrun keeps its store when it starts all ranks again, old addresses and all.
+            store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(f"start {launch.restarts}", store),  # type: ignore[attr-defined]
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=patience),
+            )
         except (RuntimeError, ValueError) as error:
             raise TrainingError(
                 f"rank {launch.rank} of {launch.size} cannot meet the others: {first_line(error)}"
@@ -202,7 +211,8 @@ def company(ranks: Ranks, way_out: Callable[[], str]) -> Iterator[None]:
     except RuntimeError as error:
         if ranks.alone or not is_loss_of_a_rank(error):
             raise
-        raise TrainingError(f"lost another rank ({first_line(error)}); {way_out()}") from error
+        said = f"rank {ranks.rank} lost another rank ({first_line(error)})"
+        raise TrainingError(f"{said}; {way_out()}") from error
 
 
 def is_loss_of_a_rank(error: RuntimeError) -> bool:

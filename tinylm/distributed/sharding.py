@@ -161,6 +161,7 @@ def with_whole_matrices(
     owner: Sequence[int],
     ranks: Ranks,
     work: Callable[[list[Tensor]], Sequence[Tensor]],
+    exchange: Callable[..., object] = dist.all_to_all_single,
 ) -> list[Tensor]:
     """Work on whole matrices of which each rank holds row shards; returns this rank's rows of the results.
 
@@ -180,7 +181,7 @@ def with_whole_matrices(
     taken = [sum(held(i, rank) for i in mine) for rank in range(ranks.size)]
     outgoing = torch.cat([shards[i].reshape(-1) for group in order for i in group])
     incoming = outgoing.new_empty(sum(taken))
-    dist.all_to_all_single(incoming, outgoing, taken, sent)
+    exchange(incoming, outgoing, taken, sent)
     pieces = iter(torch.split(incoming, [held(i, rank) for rank in range(ranks.size) for i in mine]))
     parts: dict[int, list[Tensor]] = {i: [] for i in mine}
     for _ in range(ranks.size):
@@ -189,7 +190,7 @@ def with_whole_matrices(
     results = dict(zip(mine, work([torch.cat(parts[i]) for i in mine]) if mine else [], strict=True))
     answer = [results[i][slice(*cuts[i][rank])].reshape(-1) for rank in range(ranks.size) for i in mine]
     back = torch.cat(answer) if answer else incoming
-    dist.all_to_all_single(outgoing, back, sent, taken)
+    exchange(outgoing, back, sent, taken)
     found: list[Any] = [None] * len(shards)
     sizes = [held(i, ranks.rank) for group in order for i in group]
     for i, piece in zip([i for group in order for i in group], torch.split(outgoing, sizes), strict=True):

@@ -55,13 +55,18 @@ def traffic(
         return Traffic(all_reduce_bytes(total, ranks), 0, 0, seconds, 0, 0)
     layers = size * sum(math.prod(s) for name, s in shapes.items() if ".layers." in name)
     layer, rest = layers / config.layers, total - layers
-    scattered = config.layers * gather_seconds(layer, ranks, found) + gather_seconds(rest, ranks, found)
-    fetched = scattered + config.layers * gather_seconds(layer, ranks, found)
+    gathered = config.layers * gather_seconds(layer, ranks, found) + gather_seconds(rest, ranks, found)
+    fetched = gathered + config.layers * gather_seconds(layer, ranks, found)
+    summed, scattered = gather_bytes(total, ranks), gathered
+    if not found.scatters:
+        summed = all_reduce_bytes(total, ranks)
+        scattered = config.layers * all_reduce_seconds(layer, ranks, found)
+        scattered += all_reduce_seconds(rest, ranks, found)
     matrices = muon_shapes(config, muon)
     exchanged = size * sum(map(math.prod, matrices.values())) / ranks
     exchanges = 2 * len(muon_groups(matrices))
     return Traffic(
-        gradients=gather_bytes(total, ranks),
+        gradients=summed,
         parameters=micro_batches * gather_bytes(2 * layers + rest, ranks),
         muon=2 * gather_bytes(exchanged, ranks),
         gradient_seconds=scattered,

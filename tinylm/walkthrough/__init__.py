@@ -272,12 +272,12 @@ def together(code: str, *arguments: str, place: Path, ranks: int) -> None:
         for child in children:
             stack.callback(child.wait)
             stack.callback(child.kill)
-        while any(child.poll() is None for child in children) and not any(c.returncode for c in children):
+        while None in (codes := [child.poll() for child in children]) and not any(codes):
             time.sleep(0.02)
-        failed = [rank for rank, child in enumerate(children) if child.returncode]
+        failed = [rank for rank, code in enumerate(codes) if code]
     if failed:
         said = places[failed[0]].read_text("utf-8", "backslashreplace")
-        raise RuntimeError(f"rank {failed[0]} failed: {said or children[failed[0]].returncode}")
+        raise RuntimeError(f"rank {failed[0]} failed: {said or codes[failed[0]]}")
 
 
 def _part(label: str, text: str) -> None:
