@@ -256,7 +256,7 @@ def together(code: str, *arguments: str, place: Path, ranks: int) -> None:
     Its last three arguments are the rank, the number of ranks and a free port. Where one fails the others
     are ended, and RuntimeError says what it said.
     """
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{code}"
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{code}"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with contextlib.ExitStack() as stack:
