@@ -121,7 +121,7 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
     def test_where_no_number_of_rows_equals_another_and_keys_may_not_be_cut(self) -> None:
         asked = [some_task(seed, 5, 4) for seed in range(5)]
         for least, most in ((independence.ROWS, independence.ROWS), (1, 1)):
-            measured = independence.Measured(least, most, cuttable=False)
+            measured = independence.Measured(least, most, cuttable=False, threads=1)
             with mock.patch.object(independence, "_measured", return_value=measured):
                 self.assertEqual(*(run_all(Engine(small(), slots, chunk=CHUNK), asked) for slots in (1, 5)))
 

@@ -2,9 +2,9 @@
 
 A matrix product may add up in another order when it has another number of rows: kernels are chosen by
 shape. Measured on x86 with MKL, float32: rows are equal bit for bit among 4 and more; 2 and 3 differ from
-these, and 1 from both; with weights in oneDNN's own layout they are equal for every number. Attention over
-more keys, the others hidden, is equal too. Nothing promises any of that, so what holds is tried out on the
-machine, and a step with fewer rows than that is filled up.
+these, and 1 from both; with weights in oneDNN's own layout they are equal for every number; in two threads
+they depend on their place. Attention over more keys, the others hidden, is equal too. Nothing promises any
+of that, so what holds is tried out on the machine, and a step with fewer rows than that is filled up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinylm.config import ModelConfig
+from tinylm.devices import cpu_threads
 from tinylm.model import Transformer
 
 ROWS = 16
@@ -47,12 +48,13 @@ class RowLinear(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What holds on this machine: a row is the same bit for bit, at any place among `least` to `most` rows;
-    and, if `cuttable`, whether keys that are hidden are there or not."""
+    """What holds on this machine: in `threads` threads a row is the same bit for bit, at any place among
+    `least` to `most` rows; and, if `cuttable`, whether keys that are hidden are there or not."""
 
     least: int
     most: int
     cuttable: bool
+    threads: int
 
 
 def independent_rows(model: Transformer) -> tuple[Transformer, Measured]:
@@ -69,12 +71,12 @@ def independent_rows(model: Transformer) -> tuple[Transformer, Measured]:
         and sum(parameter.numel() for parameter in model.parameters()) >= PACKED_FROM
     )
     shape = dataclasses.replace(model.config, layers=1)
-    where = (weight.dtype, weight.device, torch.get_num_threads(), autocast)
-    found = _measured(shape, packed, *where)
-    if packed and (found.least, found.most) != (1, ROWS):
-        plain = _measured(shape, False, *where)
-        if (-plain.most, plain.least) < (-found.most, found.least):
-            packed, found = False, plain
+    # Threads share out rows, and with them the place of a row counts: then one thread, if that is better.
+    tried: list[tuple[Measured, bool]] = []
+    for threads in dict.fromkeys((torch.get_num_threads(), 1)):
+        for layout in dict.fromkeys((packed, False)):
+            tried.append((_measured(shape, layout, weight.dtype, weight.device, threads, autocast), layout))
+    found, packed = min(tried, key=lambda one: (-one[0].most, one[0].least))
     return _by_matrices(model, packed), found
 
 
@@ -108,7 +110,7 @@ def _measured(
 ) -> Measured:
     """Try a shape with random weights: equal rows, in each number, have to give equal rows."""
     generator = torch.Generator().manual_seed(0)
-    with torch.inference_mode():
+    with torch.inference_mode(), cpu_threads(threads):
         model = Transformer(config)
         for parameter in model.parameters():
             parameter.uniform_(-0.5, 0.5, generator=generator)
@@ -136,4 +138,5 @@ def _measured(
             slots.keys_step = blocks * slots.KEYS
             cuttable = cuttable and torch.equal(step(ROWS)[0], row_1V)
     # Where even among ROWS the place counts, each row goes alone.
-    return Measured(1, 1, cuttable) if least > ROWS else Measured(least, ROWS, cuttable)
+    rows_at_once = (1, 1) if least > ROWS else (least, ROWS)
+    return Measured(*rows_at_once, cuttable, threads)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tinylm.config import ModelConfig
 from tinylm.contract import VOCABULARY_SIZE
+from tinylm.devices import cpu_threads
 from tinylm.generate.independence import ROWS, Measured, independent_rows
 from tinylm.model import Transformer
 from tinylm.sampling import Floats
@@ -50,7 +51,7 @@ class Reader:
     """
 
     def __init__(self, model: Model, slots: int, *, fast: bool = False) -> None:
-        self._model, self._rows = model, Measured(1, ROWS, True)
+        self._model, self._rows = model, Measured(1, ROWS, True, torch.get_num_threads())
         if isinstance(model, Transformer) and not fast:
             self._model, self._rows = independent_rows(model)
         # Rows that fill up a step stand behind the last slot, if not in one that is idle.
@@ -73,7 +74,10 @@ class Reader:
         for rows in spans(sorted(tokens), self._rows.most):
             filled = range(rows[0], rows[0] + max(len(rows), self._rows.least))
             places = [tokens.get(slot, (None, 0)) for slot in filled]
-            last_BV = self._forward(rows[0], [place for place, _ in places], [[token] for _, token in places])
+            with cpu_threads(self._rows.threads):
+                last_BV = self._forward(
+                    rows[0], [place for place, _ in places], [[token] for _, token in places]
+                )
             found.update({slot: last_BV[slot - rows[0]] for slot in rows if slot in tokens})
         return found
 
