@@ -16,6 +16,7 @@ from tinylm.config import (
     TrainConfig,
     preset,
 )
+from tinylm.config.train import YOUNGER
 from tinylm.errors import ConfigError, TinylmError
 from tinylm.files import canonical_json, parse_json
 
@@ -275,7 +276,8 @@ class Json(unittest.TestCase):
     def test_missing_and_unknown_options_are_refused_together_with_their_place(self) -> None:
         for kind in EVERY:
             values = dataclasses.asdict(default(kind))
-            for name in values:
+            younger = YOUNGER if kind is TrainConfig else {}  # runs of the first versions do not name these
+            for name in values.keys() - younger.keys():
                 shorter = {key: value for key, value in values.items() if key != name}
                 with self.assertRaisesRegex(ConfigError, f"run.json: option '{name}' is missing"):
                     kind.from_dict(shorter, "run.json")
@@ -283,7 +285,7 @@ class Json(unittest.TestCase):
                 kind.from_dict({"colour": 1, "size": 2}, "run.json")
             self.assertIn("run.json: unknown option 'colour'", str(caught.exception))
             self.assertIn("run.json: unknown option 'size'", str(caught.exception))
-            self.assertEqual(str(caught.exception).count("is missing"), len(values))
+            self.assertEqual(str(caught.exception).count("is missing"), len(values) - len(younger))
 
     def test_wrong_values_are_refused_with_their_place(self) -> None:
         values = dataclasses.asdict(ModelConfig())

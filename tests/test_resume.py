@@ -157,7 +157,7 @@ class BitEqual(Case):
     def test_an_evaluation_that_was_interrupted_is_made_up_for(self) -> None:
         real, wanted = evaluate.evaluate, [3]
 
-        def slow(model, split, *, limit, progress):
+        def slow(model, split, *, limit, progress, ranks):
             rows = metrics.read_metrics(self.folder / "part")
             if not wanted or rows[-1]["step"] != wanted[0]:
                 return real(model, split, limit=limit, progress=progress)
