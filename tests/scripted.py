@@ -20,23 +20,29 @@ UNLIKELY = -10_000.0
 """A finite logit whose probability is exactly 0 beside a logit of 0, at any usual temperature."""
 
 
-class ScriptedCache:
-    """Counts the tokens read; `resets` says how often it was emptied."""
+class ScriptedSlots:
+    """Slots that know where each row of a forward pass stands, as `tinylm.generate.Model` has them."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.position = 0
-        self.resets = 0
+    def __init__(self) -> None:
+        self.copied: list[tuple[int, int, int]] = []
+        self.cleared: list[int] = []
+        self.positions: tuple[int, ...] = ()
 
-    def reset(self) -> None:
-        self.position = 0
-        self.resets += 1
+    def at(self, first: int, positions: Sequence[int | None]) -> ScriptedSlots:
+        self.positions = tuple(position or 0 for position in positions)
+        return self
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.copied.append((source, target, length))
+
+    def clear(self, slot: int) -> None:
+        self.cleared.append(slot)
 
 
 class ScriptedModel:
     """Gives row p of `logits_PV` (float [P, 257]) for the token after position p; the last row stays.
 
-    `read` lists the ids of each forward pass.
+    `read` lists the ids of each row of each forward pass.
     """
 
     def __init__(
@@ -49,19 +55,20 @@ class ScriptedModel:
         self.read: list[list[int]] = []
         self._logits_PV = torch.from_numpy(np.ascontiguousarray(logits_PV))
 
-    def new_cache(self, rows: int = 1) -> ScriptedCache:
-        assert rows == 1
-        return ScriptedCache(self.config.window)
+    def new_cache(self, rows: int = 1) -> None:
+        raise AssertionError("generation reads into slots")
 
-    def __call__(self, ids_BT: Tensor, cache: ScriptedCache | None = None) -> Tensor:
-        assert ids_BT.dtype == torch.int64 and ids_BT.shape[0] == 1 and ids_BT.shape[1] > 0
-        start = 0 if cache is None else cache.position
-        positions = torch.arange(start, start + ids_BT.shape[1])
-        assert positions[-1] < self.config.window, "more tokens than the window holds"
-        if cache is not None:
-            cache.position = int(positions[-1]) + 1
-        self.read.append(ids_BT[0].tolist())
-        return self._logits_PV[positions.clamp(max=len(self._logits_PV) - 1)][None]
+    def new_slots(self, slots: int) -> ScriptedSlots:
+        self.slots = ScriptedSlots()
+        return self.slots
+
+    def __call__(self, ids_BT: Tensor, cache: ScriptedSlots) -> Tensor:
+        B, T = ids_BT.shape
+        assert ids_BT.dtype == torch.int64 and T > 0 and len(cache.positions) == B
+        positions_BT = torch.tensor(cache.positions)[:, None] + torch.arange(T)
+        assert int(positions_BT.max()) < self.config.window, "more tokens than the window holds"
+        self.read += ids_BT.tolist()
+        return self._logits_PV[positions_BT.clamp(max=len(self._logits_PV) - 1)]
 
 
 def scripted(

@@ -199,7 +199,9 @@ def serving(model: Any, *, key: str | None = None, **options: Any) -> Iterator[S
     quiet_logs()
     ready, lines = threading.Event(), []
     served = Served("scripted", model.config, 7, 8, "0123456789abcdef", 3, "0.0")
-    app = create_app(Engine(model, config.slots), served, config, key or config.api_key, lines.append)
+    app = create_app(
+        Engine(model, config.slots, fast=config.fast), served, config, key or config.api_key, lines.append
+    )
     with listen(config) as sock:
         port = sock.getsockname()[1]
         listener = Listener(app, config, ready.set)

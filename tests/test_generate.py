@@ -216,6 +216,14 @@ class Draws(unittest.TestCase):
         model(torch.tensor([[256, 65]])).sum().backward()
 
 
+class UnderAutocast(unittest.TestCase):
+    def test_half_precision_generates_and_takes_turns_like_any_other(self) -> None:
+        model = random_transformer(TINY, 0)
+        with torch.autocast("cpu", torch.bfloat16):
+            one, again = (ids_of(list(generate(model, "ab", options(max_tokens=20)))) for _ in range(2))
+        self.assertEqual((one, len(one) > 3), (again, True))
+
+
 class ValidUtf8(unittest.TestCase):
     def test_the_result_is_whole_well_formed_text_at_every_limit(self) -> None:
         multi = 0

@@ -144,6 +144,45 @@ class TestCache(unittest.TestCase):
         self.assertLess(float((model(ids, cache) - model(ids)).abs().max()), 1e-10)
 
 
+class TestSlots(unittest.TestCase):
+    def test_rows_at_positions_of_their_own_equal_the_uncached_model(self):
+        ids = torch.randint(0, 257, (3, 24), generator=torch.Generator().manual_seed(1))
+        model = awake(TINY)
+        whole = model(ids)
+        slots = model.new_slots(4)
+        reads = ([(1, [0], 5)], [(2, [0], 9)], [(3, [0], 1)], [(1, [5, 9, 1], 2), (1, [7, 11, 3], 13)])
+        for first, positions, size in (read for one in reads for read in one):
+            rows = range(first - 1, first - 1 + len(positions))
+            pieces = [ids[row, start : start + size] for row, start in zip(rows, positions, strict=True)]
+            found = model(torch.stack(pieces), slots.at(first, positions))
+            for row, start, logits in zip(rows, positions, found, strict=True):
+                self.assertLess(float((logits - whole[row, start : start + size]).abs().max()), 1e-10)
+        self.assertEqual(float(slots.keys_LBHSK[:, 0].abs().max()), 0.0)
+        # An idle row between others changes nothing before the last place of its window.
+        before = slots.keys_LBHSK[:, 2, :, :23].clone()
+        found = model(ids[:, 20:21], slots.at(1, [20, None, 14]))
+        self.assertTrue(torch.equal(slots.keys_LBHSK[:, 2, :, :23], before))
+        self.assertLess(float((found[0, 0] - whole[0, 20]).abs().max()), 1e-10)
+
+    def test_what_is_copied_is_read_on_from_and_what_is_cleared_is_gone(self):
+        model, ids = awake(TINY), torch.arange(20)[None]
+        slots = model.new_slots(2)
+        model(ids[:, :16], slots.at(1, [0]))
+        slots.copy(1, 0, 12)
+        found = model(ids[:, 12:], slots.at(0, [12]))
+        self.assertLess(float((found - model(ids)[:, 12:]).abs().max()), 1e-10)
+        slots.clear(1)
+        self.assertEqual(float(slots.values_LBHSK[:, 1].abs().max()), 0.0)
+
+    def test_other_rows_and_what_does_not_fit_are_refused(self):
+        model = Transformer(TINY)
+        slots = model.new_slots(4)
+        with self.assertRaises(ShapeError):
+            model(torch.zeros(1, 3, dtype=torch.int64), slots.at(0, [0, 0]))
+        with self.assertRaisesRegex(ShapeError, "20 \\+ 5"):
+            model(torch.zeros(2, 5, dtype=torch.int64), slots.at(0, [3, 20]))
+
+
 class TestBorders(unittest.TestCase):
     def test_wrong_ids_are_refused(self):
         model = Transformer(TINY)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tinylm import checkpoint
@@ -33,10 +34,13 @@ class LanguageModel:
         """Generate from a text prompt (the boundary is put before it) or from ids as they are.
 
         Options are those of GenerateConfig: max_tokens, stop, temperature, top_k, top_p, min_p, seed,
-        valid_utf8. Yields an Event per sampled token and a last one with `end`.
+        valid_utf8, grammar, regex, json_schema (a text or an object).
+        Yields an Event per sampled token and a last one with `end`.
         """
         try:
             stop = options.pop("stop", ())
+            if isinstance(options.get("json_schema"), Mapping):
+                options["json_schema"] = json.dumps(options["json_schema"])
             config = GenerateConfig(stop=(stop,) if isinstance(stop, str) else tuple(stop), **options)
         except TypeError as error:
             raise RequestError(f"generate: {error}; options are those of GenerateConfig") from None

@@ -1,4 +1,4 @@
-"""The Transformer and its cache. Qwen3-shaped, so that the same weights mean the same elsewhere.
+"""The Transformer. Qwen3-shaped, so that the same weights mean the same elsewhere.
 
 Pre-norm RMSNorm, rotary positions (half-split), RMSNorm on queries and keys, grouped-query attention,
 SwiGLU, no biases. Tensors carry the Hugging Face Qwen3 names.
@@ -14,32 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinylm.attention import Seen, attend, check_segments, dense_mask, seen_within
+from tinylm.cache import Cache, SlotRows, Slots
 from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import ContractError, ShapeError
 from tinylm.shapes import check_shape, state_problems
-
-
-class Cache:
-    """Keys and values of the tokens read so far: fixed size, `position` tokens filled."""
-
-    def __init__(self, config: ModelConfig, rows: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.capacity = config.window
-        self.position = 0
-        shape = (config.layers, rows, config.kv_heads, config.window, config.head_size)
-        self.keys_LBHTK = torch.zeros(shape, device=device, dtype=dtype)
-        self.values_LBHTK = torch.zeros(shape, device=device, dtype=dtype)
-
-    def reset(self) -> None:
-        """Forget everything that was read."""
-        self.position = 0
-
-    def append(self, layer: int, keys_BHTK: Tensor, values_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of one layer behind those before; gives all of them [B, H, S, K]."""
-        end = self.position + keys_BHTK.shape[2]
-        self.keys_LBHTK[layer, :, :, self.position : end] = keys_BHTK
-        self.values_LBHTK[layer, :, :, self.position : end] = values_BHTK
-        return self.keys_LBHTK[layer, :, :, :end], self.values_LBHTK[layer, :, :, :end]
 
 
 class Attention(nn.Module):
@@ -56,7 +35,12 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_size, config.norm_eps)
 
     def forward(
-        self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, cache: Cache | None, seen: Seen
+        self,
+        x_BTD: Tensor,
+        rope: tuple[Tensor, Tensor],
+        layer: int,
+        cache: Cache | SlotRows | None,
+        seen: Seen,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
         q_BHTK = self.q_norm(self.q_proj(x_BTD).view(B, T, self.heads, -1)).transpose(1, 2)
@@ -99,7 +83,7 @@ class Layer(nn.Module):
         x_BTD: Tensor,
         rope: tuple[Tensor, Tensor],
         layer: int,
-        cache: Cache | None,
+        cache: Cache | SlotRows | None,
         seen: Seen,
         dropout: float,
     ) -> Tensor:
@@ -164,33 +148,53 @@ class Transformer(nn.Module):
         weight = self.model.embed_tokens.weight
         return Cache(self.config, rows, weight.device, weight.dtype)
 
+    def new_slots(self, slots: int) -> Slots:
+        """Empty slots, each with room for one window, where the weights are."""
+        weight = self.model.embed_tokens.weight
+        return Slots(self.config, slots, weight.device, weight.dtype)
+
     def forward(
-        self, ids_BT: Tensor, cache: Cache | None = None, dropout: float = 0.0, segments: Seen = None
+        self,
+        ids_BT: Tensor,
+        cache: Cache | SlotRows | None = None,
+        dropout: float = 0.0,
+        segments: Seen = None,
     ) -> Tensor:
         """Logits [B, T, 257] of the token after each position.
 
-        `ids_BT`: int64 [B, T]. With a cache the tokens follow those read before, and the cache is
-        advanced; B must be its rows, and T must fit. With `segments` (integers [B, T] as in a batch, or
-        what `attention.seen_within` made of them) a position sees its own piece of the row alone: rotary
-        positions need no reset for that, as they tell distances only. Raises ShapeError and ContractError.
+        `ids_BT`: int64 [B, T]. With a cache the tokens follow those read before; B must be its rows, and T
+        must fit. A `Cache` is advanced; with rows of slots each row goes on from its own position. With
+        `segments` (integers [B, T] as in a batch, or what `attention.seen_within` made of them) a position
+        sees its own piece of the row alone: rotary positions need no reset for that, as they tell
+        distances only. Raises ShapeError and ContractError.
         """
-        start = 0 if cache is None else cache.position
         if not torch.compiler.is_compiling():
-            self._check(ids_BT, start, cache)
+            self._check(ids_BT, cache)
         seen = self._seen(ids_BT, segments, cache)
-        end = start + ids_BT.shape[1]
-        rope = (self.cos_TK[start:end], self.sin_TK[start:end])
+        T = ids_BT.shape[1]
+        if isinstance(cache, SlotRows):
+            positions_BT, seen = cache.begin(T)
+            rope = (self.cos_TK[positions_BT][:, None], self.sin_TK[positions_BT][:, None])
+        else:
+            start = 0 if cache is None else cache.position
+            rope = (self.cos_TK[start : start + T], self.sin_TK[start : start + T])
         x_BTD = self.model.embed_tokens(ids_BT)
         for index, layer in enumerate(self.model.layers):
             x_BTD = layer(x_BTD, rope, index, cache, seen, dropout)
-        if cache is not None:
-            cache.position = end
+        if isinstance(cache, Cache):
+            cache.position += T
         x_BTD = self.model.norm(x_BTD)
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(x_BTD, head.weight)
+        if self.lm_head is None:
+            return F.linear(x_BTD, self.model.embed_tokens.weight)
+        logits_BTV: Tensor = self.lm_head(x_BTD)
+        return logits_BTV
 
-    def _check(self, ids_BT: Tensor, start: int, cache: Cache | None) -> None:
-        rows = {} if cache is None else {"B": cache.keys_LBHTK.shape[1]}
+    def _check(self, ids_BT: Tensor, cache: Cache | SlotRows | None) -> None:
+        rows, start = {}, 0
+        if isinstance(cache, Cache):
+            rows, start = {"B": cache.keys_LBHTK.shape[1]}, cache.position
+        elif cache is not None:
+            rows, start = {"B": len(cache.positions)}, max(cache.positions)
         sizes = check_shape(ids_BT, "B T", name="ids_BT", kind="integer", **rows)
         if start + sizes["T"] > self.config.window:
             raise ShapeError(
@@ -204,7 +208,7 @@ class Transformer(nn.Module):
                     f"ids_BT: holds ids from {lowest} to {highest}, expected 0..{DOC_BOUNDARY}"
                 )
 
-    def _seen(self, ids_BT: Tensor, segments: Seen, cache: Cache | None) -> Seen:
+    def _seen(self, ids_BT: Tensor, segments: Seen, cache: Cache | SlotRows | None) -> Seen:
         """Segments as attention takes them."""
         if segments is not None and cache is not None:
             raise ShapeError("segments: a cache holds one document a row; give one of the two")

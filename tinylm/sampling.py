@@ -46,8 +46,9 @@ def distribution(
     """
     sizes = check_shape(logits_V, "V", name="logits_V", kind="float")
     scores_V = logits_V.astype(np.float64)
-    bad = np.flatnonzero(np.isnan(scores_V) | (scores_V == np.inf))
-    if bad.size:
+    # One NaN makes the maximum NaN, so the usual case needs no second look.
+    if scores_V.size and not scores_V.max() < np.inf:
+        bad = np.flatnonzero(np.isnan(scores_V) | (scores_V == np.inf))
         raise RequestError(
             f"logits_V: the logit of id {int(bad[0])} is {scores_V[bad[0]]}, expected a finite number; "
             "the weights or the precision are at fault: load an earlier checkpoint, or use float32"
@@ -55,7 +56,8 @@ def distribution(
     if allowed_V is not None:
         check_shape(allowed_V, "V", name="allowed_V", kind="bool", **sizes)
         scores_V = np.where(allowed_V, scores_V, -np.inf)
-    if not sizes["V"] or scores_V.max() == -np.inf:
+    highest = scores_V.max() if scores_V.size else -np.inf
+    if highest == -np.inf:
         masked = "" if allowed_V is None else f" and {int(allowed_V.sum())} are allowed"
         raise RequestError(
             f"logits_V: none of {sizes['V']} ids can be drawn, expected at least one whose logit is "
@@ -67,15 +69,17 @@ def distribution(
         return best_V
     # The maximum becomes 0 before anything is divided: a tiny temperature then gives 0 and -inf, not NaN.
     with np.errstate(over="ignore"):
-        weights_V = np.exp((scores_V - scores_V.max()) / config.temperature)
-    ranked = np.argsort(-scores_V, kind="stable")
-    if config.top_k:
-        weights_V[ranked[config.top_k :]] = 0.0
-    if config.top_p < 1:
-        sums = np.cumsum(weights_V[ranked])
-        weights_V[ranked[int(np.searchsorted(sums, config.top_p * sums[-1])) + 1 :]] = 0.0
-    # The best weight is 1, so the share of the best is the weight itself.
-    weights_V[weights_V < config.min_p] = 0.0
+        weights_V = np.exp((scores_V - highest) / config.temperature)
+    if config.top_k or config.top_p < 1:
+        ranked = np.argsort(-scores_V, kind="stable")
+        if config.top_k:
+            weights_V[ranked[config.top_k :]] = 0.0
+        if config.top_p < 1:
+            sums = np.cumsum(weights_V[ranked])
+            weights_V[ranked[int(np.searchsorted(sums, config.top_p * sums[-1])) + 1 :]] = 0.0
+    if config.min_p:
+        # The best weight is 1, so the share of the best is the weight itself.
+        weights_V[weights_V < config.min_p] = 0.0
     probabilities_V: Floats = weights_V / weights_V.sum()
     return probabilities_V
 

@@ -39,10 +39,10 @@ def check_shape(
     if shape is None:
         raise ShapeError(f"{name}: expected an array [{', '.join(letters)}], found {type(value).__name__}")
     found = tuple(int(size) for size in shape)
-    expected = f"[{', '.join(f'{x}={sizes[x]}' if x in sizes else x for x in letters)}]"
     if len(found) != len(letters):
         raise ShapeError(
-            f"{name}: expected {len(letters)} axes {expected}, found {len(found)} axes {list(found)}"
+            f"{name}: expected {len(letters)} axes {_told(letters, sizes)}, "
+            f"found {len(found)} axes {list(found)}"
         )
     bound = dict(sizes)
     for axis, (letter, size) in enumerate(zip(letters, found, strict=True)):
@@ -50,13 +50,17 @@ def check_shape(
         if want != size:
             raise ShapeError(
                 f"{name}: axis {axis} ({letter}) is {size}, expected {want}; "
-                f"shape {list(found)}, expected {expected}"
+                f"shape {list(found)}, expected {_told(letters, sizes)}"
             )
     if kind is not None:
         dtype = str(value.dtype).removeprefix("torch.")
         if dtype not in KINDS[kind]:
             raise ShapeError(f"{name}: expected {kind} values, found dtype {dtype}")
     return bound
+
+
+def _told(letters: list[str], sizes: Mapping[str, int]) -> str:
+    return f"[{', '.join(f'{x}={sizes[x]}' if x in sizes else x for x in letters)}]"
 
 
 SHOWN = 3

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 
 from tinylm import config as options
 from tinylm.commands.command import Arguments, Command, ended, fields
+from tinylm.errors import RequestError
 from tinylm.flags import flags
 
 
@@ -16,6 +18,8 @@ def generate(given: Arguments) -> int:
 
     values = fields(given)
     path, prompt = values.pop("checkpoint"), values.pop("prompt") or ""
+    for name in ("grammar", "regex", "json_schema"):
+        values[name] = told_or_read(name, values[name])
     config = options.GenerateConfig(**values).check()
     events = load(path).generate(prompt, **dataclasses.asdict(config))
     print(prompt, end="", flush=True)
@@ -33,6 +37,20 @@ def generate(given: Arguments) -> int:
         ]
         print(f"[{how} after {end.tokens} tokens]", file=sys.stderr)
     return ended(stop.signal)
+
+
+def told_or_read(name: str, value: str | None) -> str | None:
+    """The text of an option; where it begins with @, what that file holds (UTF-8), less a last newline."""
+    if value is None or not value.startswith("@"):
+        return value
+    raw = Path(value[1:]).read_bytes()
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{value[1:]}: byte {error.start} is not well-formed UTF-8, expected a {name}"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 GENERATE = Command(

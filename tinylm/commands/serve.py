@@ -42,12 +42,13 @@ def serve(given: Arguments) -> int:
 
         def ready() -> None:
             at = "" if served.step is None else f" at step {served.step}"
-            model_is = f"window {served.config.window}, policy {served.config.policy}, on {device}"
+            fast = ", fast" if config.fast else ""
+            model_is = f"window {served.config.window}, policy {served.config.policy}, on {device}{fast}"
             print(f"{url(config, sock)} serves {served.name}{at} ({model_is}); Ctrl-C stops it", file=out)
             out.flush()
 
         quiet_logs()
-        app = create_app(Engine(model, config.slots), served, config, key, log)
+        app = create_app(Engine(model, config.slots, fast=config.fast), served, config, key, log)
         listener = Listener(app, config, ready)
 
         def heard(number: int) -> None:

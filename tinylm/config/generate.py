@@ -23,6 +23,15 @@ class GenerateConfig(Checked):
     valid_utf8: bool = option(
         False, "never draw a byte that cannot continue well-formed UTF-8 (changes the distribution)"
     )
+    grammar: str | None = option(
+        None, "write only what this grammar (GBNF) matches; @FILE reads it from a file"
+    )
+    regex: str | None = option(
+        None, "write only what this regular expression matches as a whole; @FILE reads it from a file"
+    )
+    json_schema: str | None = option(
+        None, "write only JSON that this JSON schema accepts; @FILE reads it from a file"
+    )
 
     def problems(self) -> list[str]:
         found = integers(self, ("max_tokens", "top_k"), 0)
@@ -35,4 +44,10 @@ class GenerateConfig(Checked):
             found.append(f"min_p is {self.min_p!r}, expected a share from 0 to 1")
         if not isinstance(self.stop, tuple) or not all(map(is_text, self.stop)):
             found.append(f"stop is {self.stop!r}, expected strings that are not empty")
+        asked = [name for name in ("grammar", "regex", "json_schema") if getattr(self, name) is not None]
+        for name in asked:
+            if not isinstance(getattr(self, name), str) or (name != "regex" and not getattr(self, name)):
+                found.append(f"{name} is {getattr(self, name)!r}, expected a text that is not empty")
+        if len(asked) > 1:
+            found.append(f"{' and '.join(asked)} are given, expected at most one of them")
         return found

@@ -14,6 +14,9 @@ class ServeConfig(Checked):
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 lets other machines in")
     port: int = option(8080, "port to listen on; 0 takes a free one")
     slots: int = option(4, "generations that run side by side")
+    fast: bool = option(
+        False, "more tokens/s with many requests; an id may then depend on what runs beside it"
+    )
     queue: int = option(64, "generations that may wait for a slot; beyond it the answer is 429")
     alias: str | None = option(None, "name of the model in answers (default: that of the checkpoint)")
     seed: int = option(-1, "seed of requests that name none; -1 draws one for each")
@@ -42,7 +45,7 @@ class ServeConfig(Checked):
         found += integers(self, ("seed",), -1, 2**32 - 2)
         seconds = ("queue_seconds", "request_seconds", "stall_seconds", "ping_seconds", "grace_seconds")
         found += numbers(self, seconds, 0.0)
-        found += booleans(self, ("quiet",))
+        found += booleans(self, ("fast", "quiet"))
         found += choices(self, device=("auto", "cpu", "cuda", "mps"))
         if isinstance(self.port, int) and self.port > 65_535:
             found.append(f"port is {self.port}, expected at most 65535")

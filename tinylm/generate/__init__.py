@@ -10,12 +10,13 @@ from collections.abc import Generator
 
 from tinylm.config import GenerateConfig
 from tinylm.events import Event
-from tinylm.generate.context import Cache, Context, Model, prompt_ids, window_start
+from tinylm.generate.context import Context, prompt_ids, window_start
 from tinylm.generate.engine import Engine, Generation, Sampled, Task
+from tinylm.generate.reader import CHUNK, Model
 from tinylm.tokenizer import Ids
 
 __all__ = [
-    "Cache",
+    "CHUNK",
     "Context",
     "Engine",
     "Generation",
@@ -35,9 +36,10 @@ def generate(
 
     A text prompt is fed as [256, *its bytes], so "" is the boundary alone; ids are fed as they are.
     Draw k uses `uniform(config.seed, k)`. With `config.valid_utf8` the sampled bytes alone are whole
-    well-formed UTF-8, also at the limit, near which only characters that still fit may begin. Under the
-    policies `mask` and `reset` a prompt counts from its last boundary. Closing the generator stops the
-    work at once. Raises RequestError, ConfigError or ContractError before anything is computed.
+    well-formed UTF-8, also at the limit, near which only characters that still fit may begin. A grammar, a
+    regex or a json_schema allows only what it matches (tinylm.constraints). Under the policies `mask` and
+    `reset` a prompt counts from its last boundary. Closing the generator stops the work at once. Raises
+    RequestError, ConfigError or ContractError before anything is computed.
     """
     engine = Engine(model)
     return _events(engine, engine.start(Task(prompt_ids(prompt), config or GenerateConfig())))

@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
 
 from tinylm.config import ModelConfig
-from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
+from tinylm.contract import DOC_BOUNDARY
 from tinylm.errors import RequestError
+from tinylm.generate.reader import CHUNK, Model, Reader
 from tinylm.sampling import Floats
-from tinylm.shapes import check_shape
 from tinylm.tokenizer import Ids, check_ids, encode
-
-
-class Cache(Protocol):
-    """What generation needs of a model's cache."""
-
-    def reset(self) -> None: ...
-
-
-class Model(Protocol):
-    """What generation needs of a model: Transformer has it, and so has a script of logits."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def new_cache(self, rows: int = 1) -> Any: ...
-
-    def __call__(self, ids_BT: Tensor, cache: Any = None) -> Tensor: ...
 
 
 def prompt_ids(prompt: str | Ids) -> tuple[int, ...]:
@@ -62,49 +38,56 @@ def window_start(known: int, window: int) -> int:
     return -(-overflow // dropped) * dropped
 
 
-class Context:
-    """The tokens known so far, and the logits of the token after them.
+class Window:
+    """The tokens of one generation that the model sees, and how many of them it has read.
 
     What a model sees is a function of the tokens alone, however they were given: under the policies
     `mask` and `reset` they count from the last boundary of the prompt, and `window_start` says where the
     window begins. Each token is read once, and again when the window moves.
     """
 
-    def __init__(self, model: Model, prompt: Sequence[int]) -> None:
-        self._model = model
+    def __init__(self, prompt: Sequence[int], config: ModelConfig) -> None:
         origin = 0
-        if model.config.policy != "cross" and DOC_BOUNDARY in prompt:
+        if config.policy != "cross" and DOC_BOUNDARY in prompt:
             origin = len(prompt) - 1 - prompt[::-1].index(DOC_BOUNDARY)
-        self._tokens = list(prompt[origin:])
-        self._cache: Cache | None = None
-        self._start = 0
-        self._read = 0
+        self.read = 0
+        self._size = config.window
+        self._known = len(prompt) - origin
+        self._start = window_start(self._known, self._size)
+        self.tokens = list(prompt[origin + self._start :])
+
+    def append(self, token: int) -> None:
+        """One more token is known."""
+        self.tokens.append(token)
+        self._known += 1
+        start = window_start(self._known, self._size)
+        if start != self._start:
+            del self.tokens[: start - self._start]
+            self._start, self.read = start, 0
+
+    def unread(self, chunk: int) -> list[int]:
+        """The tokens to be read next: those that were not, up to the next multiple of `chunk` in the window.
+
+        So where a prompt is cut depends on nothing but its length.
+        """
+        return self.tokens[self.read : (self.read // chunk + 1) * chunk]
+
+
+class Context:
+    """A prompt, what is appended to it, and what the model says of the token after."""
+
+    def __init__(self, model: Model, prompt: Sequence[int]) -> None:
+        self._reader = Reader(model, 1)
+        self._window = Window(prompt, model.config)
         self._logits_V: Floats
 
     def append(self, token: int) -> None:
         """One more token is known."""
-        self._tokens.append(token)
+        self._window.append(token)
 
     def logits(self) -> Floats:
         """The logits (float64 [257], on the host) of the next token. Reads what was not read yet."""
-        if self._read == len(self._tokens):
-            return self._logits_V
-        start = window_start(len(self._tokens), self._model.config.window)
-        if self._cache is None:
-            self._cache = self._model.new_cache(1)
-            self._read = start
-        elif start != self._start:
-            self._cache.reset()
-            self._read = start
-        self._start = start
-        ids_BT = torch.tensor([self._tokens[self._read :]], dtype=torch.int64, device=self._model.device)
-        # Not around a yield: the mode would reach into the caller's own code.
-        with torch.inference_mode():
-            logits_BTV = self._model(ids_BT, cache=self._cache)
-        check_shape(
-            logits_BTV, "B T V", name="logits_BTV", kind="float", B=1, T=ids_BT.shape[1], V=VOCABULARY_SIZE
-        )
-        # First to the host, then to float64, which not every device has.
-        self._logits_V = logits_BTV[0, -1].cpu().to(torch.float64).numpy()
-        self._read = len(self._tokens)
+        while ids := self._window.unread(CHUNK):
+            self._logits_V = self._reader.chunk(0, self._window.read, ids)
+            self._window.read += len(ids)
         return self._logits_V

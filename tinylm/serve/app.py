@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -24,9 +25,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinylm.config import ModelConfig, ServeConfig
+from tinylm.constraints import compile
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE, contract
+from tinylm.errors import RequestError
 from tinylm.generate import Engine, Task
-from tinylm.serve import native
+from tinylm.serve import native, openai
 from tinylm.serve.answers import Answer, encode_json
 from tinylm.serve.fields import parse_object
 from tinylm.serve.protocol import NativeWire, OpenAIWire, Wire
@@ -100,11 +103,9 @@ class Server:
 
     async def native_completion(self, request: Request) -> ASGIApp:
         found = native.read_completion(await self.body(request), self.limits)
-        return self.exchanged(request, found, NativeWire(found, self.served.name))
+        return await self.exchanged(request, found, NativeWire(found, self.served.name))
 
     async def openai_completion(self, request: Request) -> ASGIApp:
-        from tinylm.serve import openai
-
         found = openai.read_completion(await self.body(request), self.limits)
         head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -112,14 +113,20 @@ class Server:
             "model": self.served.name,
             "system_fingerprint": self.served.fingerprint,
         }
-        return self.exchanged(request, found, OpenAIWire(found, head))
+        return await self.exchanged(request, found, OpenAIWire(found, head))
 
-    def exchanged(self, request: Request, found: Completion, wire: Wire) -> ASGIApp:
+    async def exchanged(self, request: Request, found: Completion, wire: Wire) -> ASGIApp:
         """Hand the generations of a request to the engine; the answer is sent as they go."""
+        constraint = None
+        if found.constraint:
+            try:
+                constraint = await asyncio.to_thread(compile, **found.constraint)
+            except RequestError as error:
+                raise Refusal(400, str(error)) from None
         keep = found.probabilities and not found.stream
         answers = [Answer(index, choice, keep) for index, choice in enumerate(found.choices)]
         tasks = [
-            Task(choice.prompt.ids, choice.config, found.bias, found.top, found.cache_prompt)
+            Task(choice.prompt.ids, choice.config, found.bias, found.top, found.cache_prompt, constraint)
             for choice in found.choices
         ]
         exchange = self.scheduler.submit(tasks, answers, paced=found.stream)
@@ -310,8 +317,9 @@ class Guard:
             )
         if self._server.key is None or request.url.path in PUBLIC:
             return None
+        # Header bytes arrive as Latin-1, one character a byte.
         given = request.headers.get("x-api-key") or bearer(request.headers.get("authorization", ""))
-        if hmac.compare_digest(given.encode("utf-8"), self._server.key.encode("utf-8")):
+        if hmac.compare_digest(given.encode("latin-1"), self._server.key.encode("utf-8")):
             return None
         return Refusal(401, "Invalid API Key", headers={"www-authenticate": "Bearer"})
 
@@ -337,8 +345,6 @@ def host_name(value: str) -> str:
 
 async def read_body(request: Request, most: int) -> bytes:
     """The body of a request. Raises Refusal 413 beyond `most` bytes, 408 where it comes too slowly."""
-    import asyncio
-
     close = {"connection": "close"}
     too_large = Refusal(413, f"body: more than {most} bytes; send less, or raise --max-body", headers=close)
     length = request.headers.get("content-length", "0")

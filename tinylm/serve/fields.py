@@ -15,7 +15,7 @@ from tinylm.errors import RequestError
 from tinylm.files import parse_json
 from tinylm.serve.refusals import Refusal
 
-DEPTH = 32
+DEPTH = 64
 """How deep a request may nest; a JSON schema is the deepest that is meant."""
 
 

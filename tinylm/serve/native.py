@@ -18,6 +18,7 @@ from tinylm.serve.requests import (
     Limits,
     make_choices,
     read_bias,
+    read_constraint,
     read_sampling,
 )
 from tinylm.tokenizer import debug_decode, encode
@@ -83,7 +84,7 @@ def read_completion(body: Mapping[str, Any], limits: Limits) -> Completion:
     )
     copies = fields.integer("n", "n_cmpl", least=1, most=limits.prompts, default=1)
     config = read_sampling(fields, limits)
-    bias = read_bias(fields)
+    bias, constraint = read_bias(fields), read_constraint(fields)
     ignore_eos = fields.boolean("ignore_eos")
     if ignore_eos:
         bias[DOC_BOUNDARY] = -math.inf
@@ -115,6 +116,7 @@ def read_completion(body: Mapping[str, Any], limits: Limits) -> Completion:
         timings_per_token=timings,
         return_progress=progress,
         response_fields=shown,
+        constraint=constraint,
     )
 
 
@@ -228,6 +230,7 @@ def settings(request: Completion, choice: Choice) -> dict[str, Any]:
         "n_probs": request.top,
         "post_sampling_probs": request.post_sampling,
         "timings_per_token": request.timings_per_token,
+        **request.constraint,
     }
 
 
@@ -266,6 +269,10 @@ def sampling_settings(seed: int) -> dict[str, Any]:
         "timings_per_token": False,
         "post_sampling_probs": False,
         "lora": [],
+        "grammar": "",
+        "regex": "",
+        "json_schema": None,
+        "valid_utf8": False,
     }
 
 

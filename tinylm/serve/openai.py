@@ -14,7 +14,7 @@ from tinylm.serve.answers import BOUNDARY_TEXT, LOWEST, Answer, token_bytes, tok
 from tinylm.serve.fields import Fields, shown
 from tinylm.serve.native import NEUTRAL, read_parse_special
 from tinylm.serve.prompts import read_prompts
-from tinylm.serve.requests import Completion, Limits, make_choices, read_bias, read_sampling
+from tinylm.serve.requests import Completion, Limits, make_choices, read_bias, read_constraint, read_sampling
 
 if TYPE_CHECKING:
     from tinylm.generate import Sampled
@@ -36,7 +36,7 @@ def read_completion(body: Mapping[str, Any], limits: Limits) -> Completion:
     copies = fields.integer("n", least=1, most=limits.prompts, default=1)
     best_of = fields.integer("best_of", least=1, most=limits.prompts, default=copies)
     config = read_sampling(fields, limits)
-    bias = read_bias(fields)
+    bias, constraint = read_bias(fields), read_constraint(fields)
     top = fields.integer("logprobs", least=0, most=VOCABULARY_SIZE, default=-1)
     stream = fields.boolean("stream")
     usage = read_stream_options(fields, stream)
@@ -61,6 +61,7 @@ def read_completion(body: Mapping[str, Any], limits: Limits) -> Completion:
         return_tokens=ids,
         include_usage=usage,
         cache_prompt=cached,
+        constraint=constraint,
     )
 
 

@@ -70,6 +70,7 @@ class Completion:
     response_fields: tuple[str, ...] = ()
     include_usage: bool = False
     ping_seconds: float | None = None
+    constraint: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_sampling(fields: Fields, limits: Limits) -> GenerateConfig:
@@ -111,6 +112,24 @@ def read_stop(fields: Fields) -> tuple[str, ...]:
         fields.problems.append(f"{name} has a string of {longest} bytes, expected at most {STOP_BYTES}")
         return ()
     return tuple(words)
+
+
+def read_constraint(fields: Fields) -> dict[str, Any]:
+    """What may be written, as `tinylm.constraints.compile` takes it; empty where nothing is asked for.
+
+    At most one of `grammar` (GBNF), `regex` and `json_schema` (an object), and `valid_utf8`.
+    """
+    found: dict[str, Any] = {name: text for name in ("grammar", "regex") if (text := fields.text(name))}
+    name, schema = fields.value("json_schema")
+    if schema is not None and not isinstance(schema, dict):
+        fields.problem(name, schema, "an object")
+    elif schema is not None:
+        found[name] = schema
+    if len(found) > 1:
+        fields.problems.append(f"{' and '.join(found)} are given, expected at most one of them")
+    if fields.boolean("valid_utf8"):
+        found["valid_utf8"] = True
+    return found
 
 
 def read_bias(fields: Fields) -> dict[int, float]:

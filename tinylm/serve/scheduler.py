@@ -7,6 +7,7 @@ jobs under a lock, and in one call back to the loop per step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import traceback
@@ -69,11 +70,6 @@ class Exchange:
         self.paused = False
         self._news: deque[tuple[Job, Message]] = deque()
         self._ready = asyncio.Event()
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come."""
-        return all(job.over for job in self.jobs)
 
     @property
     def begun(self) -> bool:
@@ -250,8 +246,11 @@ class Scheduler:
                 if job.generation is not None and self._running.pop(job.generation, None) is not None:
                     self._engine.cancel(job.generation)
                     news.append((job, None))
+            self._start(news)
+            if news:
+                self._tell(news)
+                news = []
             try:
-                self._start(news)
                 self._step(news)
             except Exception:
                 self._report(traceback.format_exc())
@@ -260,10 +259,11 @@ class Scheduler:
                     news.append((job, internal()))
                 self._running.clear()
             if news:
-                try:
-                    self._loop.call_soon_threadsafe(self._deliver, news)
-                except RuntimeError:  # the loop is closed: nobody listens
-                    return
+                self._tell(news)
+
+    def _tell(self, news: list[tuple[Job, Message]]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self._deliver, news)
 
     def _has_work(self) -> bool:
         for generation, job in self._running.items():

@@ -94,6 +94,7 @@ class Exchanged:
         self._born = time.monotonic()
         self._status = 0
         self._word = "gone"
+        self._failed: Refusal | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(scope, receive, send, self._patience.stall)
@@ -112,24 +113,27 @@ class Exchanged:
             await client.release()
             self._done(self._status, self._word)
 
+    @property
+    def _unfinished(self) -> bool:
+        """Whether an end is still to come, or to be taken."""
+        return self._failed is not None or any(answer.end is None for answer in self._answers)
+
     async def _whole(self, client: Client) -> None:
         try:
-            while not self._exchange.over:
+            while self._unfinished:
                 await self._take(None)
         except Refusal as refusal:
             await self._refuse(client, refusal)
             return
-        await self._start(client, 200, JSON_HEADERS)
-        body = encode_json(self._wire.whole(self._answers))
-        await client.send({"type": "http.response.body", "body": body})
         self._word = ends(self._answers)
+        await self._answer(client, 200, self._wire.whole(self._answers), [])
 
     async def _stream(self, client: Client) -> None:
         """Events as they come; an error before the first of them is an answer with its own status."""
         ping = self._patience.ping if self._request.ping_seconds is None else self._request.ping_seconds
         sent = [self._wire.ended(answer) for answer in self._answers if answer.end is not None]
         try:
-            while sent or not self._exchange.over:
+            while sent or self._unfinished:
                 frames = b"".join(sent) if sent else await self._take(ping if ping > 0 else None)
                 sent = []
                 if frames and not self._status:
@@ -149,7 +153,12 @@ class Exchanged:
         await client.send({"type": "http.response.body", "body": last})
 
     async def _take(self, ping: float | None) -> bytes:
-        """The bytes of what has arrived; a ping if nothing came. Raises Refusal for an error or a limit."""
+        """The bytes of what has arrived; a ping if nothing came. Raises Refusal for an error or a limit.
+
+        What was sampled before an error comes first, the error with the next call.
+        """
+        if self._failed is not None:
+            raise self._failed
         asked = time.monotonic()
         limits = [] if ping is None else [ping]
         if self._patience.request:
@@ -165,7 +174,8 @@ class Exchanged:
         for job, message in news:
             answer = job.answer
             if isinstance(message, Refusal):
-                raise message
+                self._failed = message
+                break
             if isinstance(message, Begun):
                 frames.append(self._wire.begun(answer))
             elif isinstance(message, Token):
@@ -197,8 +207,15 @@ class Exchanged:
     async def _refuse(self, client: Client, refusal: Refusal) -> None:
         self._word = refusal.type
         more = [(name.encode("ascii"), value.encode("ascii")) for name, value in refusal.headers.items()]
-        await self._start(client, refusal.status, JSON_HEADERS + more)
-        await client.send({"type": "http.response.body", "body": encode_json(refusal.body())})
+        await self._answer(client, refusal.status, refusal.body(), more)
+
+    async def _answer(
+        self, client: Client, status: int, value: object, more: list[tuple[bytes, bytes]]
+    ) -> None:
+        body = encode_json(value)
+        length = (b"content-length", str(len(body)).encode("ascii"))
+        await self._start(client, status, [*JSON_HEADERS, length, *more])
+        await client.send({"type": "http.response.body", "body": body})
 
 
 def ends(answers: Sequence[Answer]) -> str:

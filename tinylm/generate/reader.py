@@ -1,0 +1,111 @@
+"""The model behind slots: tokens go into a slot, logits come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tinylm.config import ModelConfig
+from tinylm.contract import VOCABULARY_SIZE
+from tinylm.generate.independence import ROWS, independent_rows
+from tinylm.model import Transformer
+from tinylm.sampling import Floats
+from tinylm.shapes import check_shape
+
+CHUNK = 64
+"""Tokens of a prompt that are read at once. Part of what a result depends on, as kernels round by shape."""
+
+GAP = 4
+"""Idle slots between two rows that are computed along rather than beginning another forward pass."""
+
+
+class Model(Protocol):
+    """What generation needs of a model: Transformer has it, and so has a script of logits.
+
+    `new_slots(n)` gives an object with `at(first, positions)`, the cache of a forward pass in which row b
+    reads on in slot first + b from positions[b], or is idle where that is None; `copy(source, target,
+    length)`; and `clear(slot)`.
+    """
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def new_cache(self, rows: int = 1) -> Any: ...
+
+    def new_slots(self, slots: int) -> Any: ...
+
+    def __call__(self, ids_BT: Tensor, cache: Any = None) -> Tensor: ...
+
+
+class Reader:
+    """A model and its slots. Weights are taken as they are when it is made.
+
+    Unless `fast`, what a row gives does not depend on the rows beside it, bit for bit.
+    """
+
+    def __init__(self, model: Model, slots: int, *, fast: bool = False) -> None:
+        self._model, self._least, cuttable = model, 1, True
+        if isinstance(model, Transformer) and not fast:
+            self._model, self._least, cuttable = independent_rows(model)
+        # Rows that fill up a step stand behind the last slot, if not in one that is idle.
+        self._slots = model.new_slots(slots + self._least - 1)
+        if not cuttable:
+            self._slots.attend_to_all()
+
+    def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
+        """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
+        if len(ids) < self._least:
+            for index, token in enumerate(ids):
+                last_V = self.step({slot: (position + index, token)})[slot]
+        else:
+            last_V = self._forward(slot, [position], [list(ids)])[0]
+        return last_V
+
+    def step(self, tokens: Mapping[int, tuple[int, int]]) -> dict[int, Floats]:
+        """Read one token in each of several slots, given as (position, id); the logits of each slot."""
+        found: dict[int, Floats] = {}
+        for rows in spans(sorted(tokens)):
+            filled = range(rows[0], rows[0] + max(len(rows), self._least))
+            places = [tokens.get(slot, (None, 0)) for slot in filled]
+            last_BV = self._forward(rows[0], [place for place, _ in places], [[token] for _, token in places])
+            found.update({slot: last_BV[slot - rows[0]] for slot in rows if slot in tokens})
+        return found
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give a slot the first `length` keys and values of another."""
+        self._slots.copy(source, target, length)
+
+    def clear(self, slot: int) -> None:
+        """Forget what may not be finite."""
+        self._slots.clear(slot)
+
+    def _forward(self, first: int, positions: Sequence[int | None], ids: list[list[int]]) -> Floats:
+        """Logits (float64 [B, 257], on the host) after the last token of each row."""
+        ids_BT = torch.tensor(ids, dtype=torch.int64, device=self._model.device)
+        # Not around a yield: the mode would reach into the caller's own code.
+        with torch.inference_mode():
+            logits_BTV = self._model(ids_BT, cache=self._slots.at(first, positions))
+        B, T = ids_BT.shape
+        check_shape(logits_BTV, "B T V", name="logits_BTV", kind="float", B=B, T=T, V=VOCABULARY_SIZE)
+        # First to the host, then to float64, which not every device has.
+        last_BV: Floats = logits_BTV[:, -1].cpu().to(torch.float64).numpy()
+        return last_BV
+
+
+def spans(slots: Sequence[int]) -> Iterator[range]:
+    """Neighbouring slots that go through the model together: at most ROWS, with at most GAP idle in a row."""
+    begin = previous = -1
+    for slot in slots:
+        if begin >= 0 and (slot - previous > GAP + 1 or slot - begin >= ROWS):
+            yield range(begin, previous + 1)
+            begin = slot
+        begin = slot if begin < 0 else begin
+        previous = slot
+    if begin >= 0:
+        yield range(begin, previous + 1)
