@@ -118,7 +118,7 @@ def experiment(lab: Lab) -> None:
         f"{FACES} in links of five ids: fed back by ids, {right(by_ids, faces)} of {len(faces)} are right;"
     )
     lab.note(f"by text {right(by_text, faces)}: {bytes(i for i in by_text if i < 256).decode()!r}")
-    words = {"temperature": 1, "n_predict": 16 if lab.quick else 96, "ignore_eos": True}
+    words = {"temperature": 1, "n_predict": 16 if lab.quick else 64, "ignore_eos": True}
     requests = [{**words, "prompt": "Return the "[: seed % 11], "seed": seed} for seed in range(16)]
     with serve_in_background(checkpoint.load_model(SAMPLE), ServeConfig(port=0, slots=8)) as url:
         server = Server(url)
