@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 import torch
@@ -200,7 +201,9 @@ class Routes(unittest.TestCase):
         with serving(Playable(ABC)) as server:
             server.post("/completion", {"prompt": "SECRET", "n_predict": 4, "seed": 1})
             server.get("/nothing")
+            server.get("/a%0Ab%0D")
             lines = server.lines
+        self.assertRegex(lines[2], "GET /a%0Ab%0D 404")
         self.assertRegex(lines[0], r"POST /completion 200 \w+, 7 prompt tokens, \d sampled, [\d.-]+ tokens/s")
         self.assertRegex(lines[1], r"GET /nothing 404 not_found_error")
         self.assertNotIn("SECRET", "".join(lines))
@@ -375,6 +378,20 @@ class SlowReaders(unittest.TestCase):
         ids = body.count(b'"tokens":[65]')
         self.assertEqual((ids, body.count(b'"stop":true')), (160, 1))
 
+    def test_what_still_waits_when_the_last_token_is_drawn_is_not_lost(self) -> None:
+        body = {**self.BODY, "n_predict": 40}
+        with (
+            mock.patch.object(self, "BODY", body),
+            serving(endless()) as server,
+            self.connect(server) as sock,
+        ):
+            self.assertTrue(eventually(lambda: server.server.scheduler.finished == 1, 20))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            data = b""
+            while part := sock.recv(1 << 20):
+                data += part
+        self.assertEqual((data.count(b'"tokens":[65]'), data.count(b'"stop":true')), (40, 1))
+
     def test_one_that_never_reads_is_disconnected_and_its_slot_freed(self) -> None:
         model = endless()
         with serving(model, stall_seconds=0.3) as server, self.connect(server) as sock:
@@ -387,6 +404,28 @@ class SlowReaders(unittest.TestCase):
                 while part := sock.recv(1 << 20):
                     data += part
                 assert b'"stop":true' in data
+
+    def test_an_answer_that_is_never_read_does_not_stay(self) -> None:
+        body = {**self.BODY, "stream": False}
+        with (
+            mock.patch("tinylm.serve.running.LINGER_SECONDS", 0.2),
+            mock.patch.object(self, "BODY", body),
+            serving(endless()) as server,
+            self.connect(server),
+        ):
+            self.assertTrue(eventually(lambda: server.lines, 20))
+            self.assertEqual(len(server.listener.server_state.connections), 1)
+            self.assertTrue(eventually(lambda: not server.listener.server_state.connections))
+
+    def test_a_fault_of_our_own_is_an_error_event_and_a_traceback_in_the_log(self) -> None:
+        with serving(Playable(ABC)) as server:
+            for stream in (True, False):
+                with mock.patch("tinylm.serve.native.final", side_effect=ZeroDivisionError):
+                    status, _, answer = server.post("/completion", {"prompt": "", "stream": stream})
+                error = events(answer)[-1]["error"] if status == 200 else answer["error"]
+                self.assertEqual((error["code"], error["type"]), (500, "server_error"))
+            self.assertTrue(any("ZeroDivisionError" in line for line in server.lines))
+            self.assertTrue(server.idle())
 
 
 @needs_serve

@@ -393,7 +393,9 @@ def page() -> tuple[bytes, str]:
 def line(request: Request, status: int, answers: list[Answer], word: str) -> str:
     """A line of the log: no text of a prompt or an answer."""
     client = request.client.host if request.client else "-"
-    text = f"{client} {request.method} {request.url.path} {status or '-'} {word}"
+    # As it was sent, so that no line break in it begins a line of its own.
+    path = request.scope.get("raw_path", b"").decode("ascii", "backslashreplace")
+    text = f"{client} {request.method} {path} {status or '-'} {word}"
     if not answers:
         return text
     prompt = sum(answer.prompt_tokens for answer in answers)

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tinylm.config import ServeConfig
 from tinylm.errors import ConfigError
@@ -24,6 +24,8 @@ WRITE_BUFFER = 16_384
 """Bytes that may wait in this process for a client that does not read; the kernel holds about as many."""
 
 HEADER_SECONDS = 15.0
+LINGER_SECONDS = 30.0
+"""How long the end of an answer may wait for a client that does not read."""
 
 
 class Connection(H11Protocol):
@@ -54,6 +56,17 @@ class Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            # Closing waits for the buffer to drain, which may be never.
+            self.loop.call_later(LINGER_SECONDS, self._unread, self.cycle)
+
+    def _unread(self, cycle: RequestResponseCycle) -> None:
+        """An answer is still not read: give up on the client."""
+        if self.cycle is cycle and self.transport.get_write_buffer_size():
+            self.transport.abort()
 
     def _late(self) -> None:
         """The head of a request did not arrive in time."""

@@ -112,7 +112,7 @@ class Scheduler:
         self.stopping = False
         self.sampled = self.prompted = self.finished = 0
         self._engine = engine
-        self._report = report
+        self.report = report
         self._loop = asyncio.get_running_loop()
         self._open: set[Job] = set()
         self._mean_seconds = 1.0
@@ -253,7 +253,7 @@ class Scheduler:
             try:
                 self._step(news)
             except Exception:
-                self._report(traceback.format_exc())
+                self.report(traceback.format_exc())
                 for generation, job in self._running.items():
                     self._engine.cancel(generation)
                     news.append((job, internal()))
@@ -284,7 +284,7 @@ class Scheduler:
                 news.append((job, failed(error)))
                 continue
             except Exception:
-                self._report(traceback.format_exc())
+                self.report(traceback.format_exc())
                 news.append((job, internal()))
                 continue
             self._running[job.generation] = job

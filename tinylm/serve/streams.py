@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tinylm.serve.answers import PING, Answer, encode_json
 from tinylm.serve.protocol import Wire, encode_refusal
 from tinylm.serve.refusals import Refusal
 from tinylm.serve.requests import Completion
-from tinylm.serve.scheduler import Begun, Exchange, Scheduler, Token
+from tinylm.serve.scheduler import Begun, Exchange, Scheduler, Token, internal
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -122,11 +123,12 @@ class Exchanged:
         try:
             while self._unfinished:
                 await self._take(None)
-        except Refusal as refusal:
-            await self._refuse(client, refusal)
+            value = self._wire.whole(self._answers)
+        except Exception as error:
+            await self._refuse(client, self._told(error))
             return
         self._word = ends(self._answers)
-        await self._answer(client, 200, self._wire.whole(self._answers), [])
+        await self._answer(client, 200, value, [])
 
     async def _stream(self, client: Client) -> None:
         """Events as they come; an error before the first of them is an answer with its own status."""
@@ -141,7 +143,8 @@ class Exchanged:
                 if frames:
                     await client.send({"type": "http.response.body", "body": frames, "more_body": True})
                 self._scheduler.taken(self._exchange)
-        except Refusal as refusal:
+        except Exception as error:
+            refusal = self._told(error)
             if not self._status:
                 await self._refuse(client, refusal)
                 return
@@ -151,6 +154,13 @@ class Exchanged:
             self._word = ends(self._answers)
             last = self._wire.closed(self._answers)
         await client.send({"type": "http.response.body", "body": last})
+
+    def _told(self, error: Exception) -> Refusal:
+        """What a client is told of an error; one of our own goes to the log."""
+        if isinstance(error, Refusal):
+            return error
+        self._scheduler.report(traceback.format_exc())
+        return internal()
 
     async def _take(self, ping: float | None) -> bytes:
         """The bytes of what has arrived; a ping if nothing came. Raises Refusal for an error or a limit.
