@@ -149,8 +149,8 @@ def experiment(lab: Lab) -> None:
         f"sampled and is no text. And one id per finished character is {newest[0]} of {len(faces)}."
     )
     lab.costs(
-        "one event per token: a line of JSON on the wire for each byte of text. A lost id is seen by nobody who "
-        "reads, as the text is right; it reaches whoever feeds ids back, counts them or trains on them."
+        "one event per token: a line of JSON for each byte of text. A lost id is seen by nobody who reads, "
+        "as the text is right; it reaches whoever feeds ids back, counts them or trains on them."
     )
     lab.proves(
         "that these streams carry what was sampled, that fed back it goes on with the same document, that "
