@@ -110,7 +110,7 @@ class Serving:
                 sock.sendall(message[start : start + (segment or len(message))])
             yield Reader(sock, segment or 4096)
 
-    def idle(self, seconds: float = 5.0) -> bool:
+    def idle(self, seconds: float = 10.0) -> bool:
         """Whether every slot becomes free in time."""
         return eventually(
             lambda: not self.server.scheduler._open and not self.server.scheduler.active, seconds
@@ -179,7 +179,7 @@ def events(raw: bytes) -> list[Any]:
     return found
 
 
-def eventually(true: Callable[[], object], seconds: float = 5.0) -> bool:
+def eventually(true: Callable[[], object], seconds: float = 10.0) -> bool:
     """Whether something becomes true in time."""
     end = time.monotonic() + seconds
     while not true():

@@ -13,6 +13,12 @@ from tinylm.serve.fields import parse_object
 from tinylm.serve.refusals import Refusal
 from tinylm.serve.requests import SEEDS, Completion, Limits
 
+try:
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+except ImportError:
+    st = None
+
 LIMITS = Limits(window=64, prompts=8)
 
 
@@ -253,6 +259,55 @@ class Values(unittest.TestCase):
         body = Refusal(429, "full", headers={"retry-after": "1"}).body()
         self.assertEqual(body, {"error": {"code": 429, "message": "full", "type": "rate_limit_error"}})
         json.dumps(body)
+
+
+@unittest.skipIf(st is None, "hypothesis is not installed")
+class AnyRequest(unittest.TestCase):
+    def test_any_json_is_a_request_or_a_400_on_both_wires_and_never_a_fault(self) -> None:
+        leaves = (
+            st.none() | st.booleans() | st.integers() | st.integers(-3, 300) | st.floats()
+            | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+        )  # fmt: skip
+        values = st.recursive(
+            leaves,
+            lambda inner: (
+                st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+            ),
+            max_leaves=8,
+        )
+        names = st.sampled_from(
+            [*native.settings(read(), read().choices[0]), *native.NEUTRAL, "prompt", "n", "echo", "best_of",
+             "logprobs", "stream_options", "parse_special", "response_fields", "cache_prompt", "n_prdict"]
+        )  # fmt: skip
+
+        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.dictionaries(names, values, max_size=4), st.booleans())
+        def check(body: dict[str, Any], prompted: bool) -> None:
+            body = {"prompt": "x", **body} if prompted else body
+            try:
+                body = parse_object(json.dumps(body).encode())
+            except Refusal as refusal:
+                self.assertEqual(refusal.status, 400)
+                return
+            for reader in (native.read_completion, openai.read_completion):
+                try:
+                    found = reader(body, LIMITS)
+                except Refusal as refusal:
+                    self.assertEqual((refusal.status, "\n" in refusal.message), (400, False))
+                    json.dumps(refusal.body(), allow_nan=False)
+                else:
+                    for choice in found.choices:
+                        choice.config.check()
+                        self.assertTrue(0 < len(choice.prompt.ids) < 64)
+                        self.assertLessEqual(len(choice.prompt.ids) + choice.config.max_tokens, 64)
+                        json.dumps(native.settings(found, choice), allow_nan=False)
+            for answer in (native.tokenize, native.detokenize):
+                try:
+                    answer(body)
+                except Refusal as refusal:
+                    self.assertEqual(refusal.status, 400)
+
+        check()
 
 
 if __name__ == "__main__":

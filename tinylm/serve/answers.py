@@ -37,9 +37,9 @@ class Answer:
     first: float = 0.0
     last: float = 0.0
 
-    def begin(self, slot: int, at: float) -> None:
+    def begin(self, slot: int, reused: int, at: float) -> None:
         """The engine has taken it up."""
-        self.slot, self.started, self.first, self.last = slot, at, at, at
+        self.slot, self.reused, self.started, self.first, self.last = slot, reused, at, at, at
 
     def add(self, sampled: Sampled, at: float) -> None:
         """One more token."""

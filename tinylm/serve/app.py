@@ -129,7 +129,7 @@ class Server:
             Task(choice.prompt.ids, choice.config, found.bias, found.top, found.cache_prompt, constraint)
             for choice in found.choices
         ]
-        exchange = self.scheduler.submit(tasks, answers, paced=found.stream)
+        exchange = self.scheduler.submit(tasks, answers, paced=found.stream, watched=found.return_progress)
 
         def done(status: int, word: str) -> None:
             self.log(line(request, status, answers, word))

@@ -5,24 +5,24 @@ Pure: no HTTP, no torch. `native` and `openai` say what the messages hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tinylm.serve import native, openai
 from tinylm.serve.answers import DONE, Answer, encode_event
 from tinylm.serve.refusals import Refusal
-from tinylm.serve.requests import Completion, Limits
+from tinylm.serve.requests import Completion
 
 if TYPE_CHECKING:
     from tinylm.generate import Sampled
-
-Reader = Callable[[Mapping[str, Any], Limits], Completion]
 
 
 class Wire(Protocol):
     """The bytes of a stream at each moment, and the answer without a stream."""
 
     def begun(self, answer: Answer) -> bytes: ...
+
+    def read(self, answer: Answer, tokens: int, at: float) -> bytes: ...
 
     def token(self, answer: Answer, sampled: Sampled, at: float) -> bytes: ...
 
@@ -36,8 +36,6 @@ class Wire(Protocol):
 class NativeWire:
     """llama-server's: a stream ends with the last final event; several prompts are a list."""
 
-    read: Reader = staticmethod(native.read_completion)
-
     def __init__(self, request: Completion, model: str) -> None:
         self._request = request
         self._model = model
@@ -45,12 +43,15 @@ class NativeWire:
     def begun(self, answer: Answer) -> bytes:
         if not self._request.return_progress:
             return b""
-        return encode_event(native.progress(answer, answer.reused, answer.started))
+        return self.read(answer, answer.reused, answer.started)
+
+    def read(self, answer: Answer, tokens: int, at: float) -> bytes:
+        return encode_event(native.progress(answer, tokens, at))
 
     def token(self, answer: Answer, sampled: Sampled, at: float) -> bytes:
         event = encode_event(native.partial(self._request, answer, sampled))
         if self._request.return_progress and answer.tokens == 1:
-            return encode_event(native.progress(answer, answer.prompt_tokens, at)) + event
+            return self.read(answer, answer.prompt_tokens, at) + event
         return event
 
     def ended(self, answer: Answer) -> bytes:
@@ -67,13 +68,14 @@ class NativeWire:
 class OpenAIWire:
     """OpenAI's: chunks, usage where it was asked for, `[DONE]`."""
 
-    read: Reader = staticmethod(openai.read_completion)
-
     def __init__(self, request: Completion, head: Mapping[str, Any]) -> None:
         self._request = request
         self._encoder = openai.Encoder(request, head)
 
     def begun(self, answer: Answer) -> bytes:
+        return b""
+
+    def read(self, answer: Answer, tokens: int, at: float) -> bytes:
         return b""
 
     def token(self, answer: Answer, sampled: Sampled, at: float) -> bytes:

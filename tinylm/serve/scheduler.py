@@ -27,9 +27,10 @@ BACKLOG = 64
 
 @dataclass(frozen=True)
 class Begun:
-    """A job has its slot."""
+    """A job has its slot. `reused`: tokens of its prompt whose keys were there already."""
 
     slot: int
+    reused: int
     at: float
 
 
@@ -38,12 +39,19 @@ class Token:
     """A job has sampled a token; `end` is set if it was the last."""
 
     sampled: Sampled
-    reused: int
     end: End | None
     at: float
 
 
-Message = Begun | Token | Refusal | None
+@dataclass(frozen=True)
+class Read:
+    """So many tokens of a job's prompt have been read, and the prompt is longer."""
+
+    tokens: int
+    at: float
+
+
+Message = Begun | Read | Token | Refusal | None
 """What the thread tells of a job; None: it was cancelled and its slot is free."""
 
 
@@ -56,17 +64,19 @@ class Job:
         self.exchange = exchange
         self.begun = self.over = False
         self.generation: Generation | None = None
+        self.read = 0
 
 
 class Exchange:
     """The jobs of one request and what has arrived of them; lives on the event loop.
 
-    `paced`: the client reads as it likes, and its jobs pause while BACKLOG events wait for it.
+    `paced`: the client reads as it likes, and its jobs pause while BACKLOG events wait for it. `watched`:
+    it is told how far prompts have been read.
     """
 
-    def __init__(self, paced: bool) -> None:
+    def __init__(self, paced: bool, watched: bool = False) -> None:
         self.jobs: list[Job] = []
-        self.paced = paced
+        self.paced, self.watched = paced, watched
         self.paused = False
         self._news: deque[tuple[Job, Message]] = deque()
         self._ready = asyncio.Event()
@@ -131,7 +141,9 @@ class Scheduler:
         """Jobs that have no slot yet."""
         return sum(not job.begun for job in self._open)
 
-    def submit(self, tasks: Sequence[Task], answers: Sequence[Answer], *, paced: bool) -> Exchange:
+    def submit(
+        self, tasks: Sequence[Task], answers: Sequence[Answer], *, paced: bool, watched: bool = False
+    ) -> Exchange:
         """Take all generations of a request, or none. Raises Refusal 429 where the queue has no room.
 
         What asks for no tokens is over at once.
@@ -147,7 +159,7 @@ class Scheduler:
                 f"wait, this request has {len(tasks)}; try again in {seconds} seconds",
                 headers={"retry-after": str(seconds)},
             )
-        exchange = Exchange(paced)
+        exchange = Exchange(paced, watched)
         for task, answer in zip(tasks, answers, strict=True):
             job = Job(task, answer, exchange)
             exchange.jobs.append(job)
@@ -190,7 +202,7 @@ class Scheduler:
             answer = job.answer
             if isinstance(message, Begun):
                 job.begun = True
-                answer.begin(message.slot, message.at)
+                answer.begin(message.slot, message.reused, message.at)
                 self.active[message.slot] = job
             elif isinstance(message, Token):
                 self.sampled += 1
@@ -200,7 +212,7 @@ class Scheduler:
                     self.prompted += answer.prompt_tokens
                     seconds = message.at - answer.started
                     self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
-            else:
+            elif not isinstance(message, Read):
                 self._finish(job)
             exchange = job.exchange
             exchange.put(job, message)
@@ -288,7 +300,8 @@ class Scheduler:
                 news.append((job, internal()))
                 continue
             self._running[job.generation] = job
-            news.append((job, Begun(job.generation.slot, time.perf_counter())))
+            generation = job.generation
+            news.append((job, Begun(generation.slot, generation.reused, time.perf_counter())))
 
     def _step(self, news: list[tuple[Job, Message]]) -> None:
         if not any(not generation.paused for generation in self._running):
@@ -297,12 +310,19 @@ class Scheduler:
             job = self._running[generation]
             if isinstance(outcome, Sampled):
                 end = generation.stream.end
-                news.append((job, Token(outcome, generation.reused, end, time.perf_counter())))
+                news.append((job, Token(outcome, end, time.perf_counter())))
                 if end is not None:
                     del self._running[generation]
             else:
                 del self._running[generation]
                 news.append((job, failed(outcome)))
+        for generation, job in self._running.items():
+            window = generation.window
+            if job.exchange.watched and not generation.stream.tokens and window.read > job.read:
+                job.read = window.read
+                # Under the policies mask and reset a prompt counts from its last boundary.
+                skipped = len(job.task.prompt) - len(window.tokens)
+                news.append((job, Read(skipped + window.read, time.perf_counter())))
 
 
 def failed(error: TinylmError) -> Refusal:

@@ -15,7 +15,7 @@ from tinylm.serve.answers import PING, Answer, encode_json
 from tinylm.serve.protocol import Wire, encode_refusal
 from tinylm.serve.refusals import Refusal
 from tinylm.serve.requests import Completion
-from tinylm.serve.scheduler import Begun, Exchange, Scheduler, Token, internal
+from tinylm.serve.scheduler import Begun, Exchange, Read, Scheduler, Token, internal
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -188,8 +188,9 @@ class Exchanged:
                 break
             if isinstance(message, Begun):
                 frames.append(self._wire.begun(answer))
+            elif isinstance(message, Read):
+                frames.append(self._wire.read(answer, message.tokens, message.at))
             elif isinstance(message, Token):
-                answer.reused = message.reused
                 answer.add(message.sampled, message.at)
                 if self._request.stream:
                     frames.append(self._wire.token(answer, message.sampled, message.at))
