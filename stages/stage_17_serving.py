@@ -117,8 +117,8 @@ def experiment(lab: Lab) -> None:
     lab.note(
         f"{FACES} in links of five ids: fed back by ids, {right(by_ids, faces)} of {len(faces)} are right;"
     )
-    lab.note(f"by text {right(by_text, faces)}, and it becomes {bytes(i for i in by_text if i < 256)!r}")
-    words = {"temperature": 1, "n_predict": 16 if lab.quick else 96, "ignore_eos": True}
+    lab.note(f"by text {right(by_text, faces)}: {bytes(i for i in by_text if i < 256).decode()!r}")
+    words = {"temperature": 1, "n_predict": 16 if lab.quick else 64, "ignore_eos": True}
     requests = [{**words, "prompt": "Return the "[: seed % 11], "seed": seed} for seed in range(16)]
     with serve_in_background(checkpoint.load_model(SAMPLE), ServeConfig(port=0, slots=8)) as url:
         server = Server(url)
@@ -149,8 +149,8 @@ def experiment(lab: Lab) -> None:
         f"sampled and is no text. And one id per finished character is {newest[0]} of {len(faces)}."
     )
     lab.costs(
-        "one event per token, some 130 bytes on the wire for each of text. A lost id is seen by nobody who "
-        "reads, as the text is right; it reaches whoever feeds ids back, counts them or trains on them."
+        "one event per token: a line of JSON for each byte of text. A lost id is seen by nobody who reads, "
+        "as the text is right; it reaches whoever feeds ids back, counts them or trains on them."
     )
     lab.proves(
         "that these streams carry what was sampled, that fed back it goes on with the same document, that "

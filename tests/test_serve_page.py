@@ -356,16 +356,16 @@ class InABrowser(unittest.TestCase):
             self.assertEqual((page.inner_text("#text"), page.is_visible("#alarm")), ("abc", False))
 
     def test_thousands_of_bytes_do_not_slow_it_down(self) -> None:
-        with self.opened(wavering("가나다 abc\n".encode() * 100, window=4096)) as (page, _):
+        with self.opened(wavering("가나다 abc\n".encode() * 50, window=4096)) as (page, _):
             page.evaluate(
                 "() => { window.spent = []; const frame = window.requestAnimationFrame.bind(window);"
                 "window.requestAnimationFrame = work => frame(now => { const began = performance.now();"
                 "work(now); window.spent.push(performance.now() - began); }); }"
             )
             self.generate(page, max="4000")
-            self.assertEqual(page.inner_text("#n-tokens"), "1,401")
+            self.assertEqual(page.inner_text("#n-tokens"), "701")
             spent = page.evaluate("window.spent")
-            self.assertLess(len(spent), 1000, "updates were not gathered")
+            self.assertLess(len(spent), 500, "updates were not gathered")
             # Not a race of clocks: a cost per frame that grew with the text would show as a ratio of many.
             early, late = spent[: len(spent) // 3], spent[-len(spent) // 3 :]
             self.assertLess(sum(late) / len(late), 8 * sum(early) / len(early) + 8)
