@@ -70,6 +70,8 @@ class Cases(unittest.TestCase):
         stream = server.stream({**body, "stream": True})
         self.assertEqual([id for event in stream for id in event["tokens"]], case["sampled"])
         self.assertEqual("".join(event["content"] for event in stream), case["content"])
+        limit = 250 if case["n_predict"] is None else case["n_predict"]
+        check_stream(self, stream, expected(case["script"], case["stop"], limit), 1)
         final = stream[-1]
         names = ("tokens_predicted", "stop_type", "stopping_word")
         for name in names:
@@ -95,6 +97,9 @@ class Cases(unittest.TestCase):
         parts = [chunk["choices"][0] for chunk in chunks]
         self.assertEqual([id for part in parts for id in part["token_ids"]], case["sampled"])
         self.assertEqual("".join(part["text"] for part in parts), case["content"])
+        before = [sum(len(event["content"]) for event in stream[:place]) for place in range(len(parts) - 1)]
+        self.assertEqual(choice["logprobs"]["text_offset"], before)
+        self.assertEqual([part["logprobs"]["text_offset"] for part in parts[:-1]], [[n] for n in before])
         reasons = [part["finish_reason"] for part in parts]
         self.assertEqual(reasons, [None] * len(case["sampled"]) + [choice["finish_reason"]])
 

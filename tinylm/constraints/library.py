@@ -30,8 +30,12 @@ MOST_ITEMS = 1_000
 SECONDS, SECONDS_PER_TOKEN = 5.0, 0.002
 """What a generation may spend on its constraint; usual ones take a hundredth of that per token."""
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-"""Between the parts of JSON. Bounded: an undecided model would write spaces for ever."""
+MOST_REFERENCES = 4_000
+"""References of a schema times its depth: the library follows them on the stack, and must not run out."""
+
+WHITESPACE = r"(\x20|\x0A[\x20\x09]{0,20})"
+"""Between the parts of JSON: a space, or a new line and its indentation. Bounded, since a model that knows
+no JSON would write spaces for ever."""
 
 
 class Matcher:
@@ -148,10 +152,33 @@ def _json_schema(matcher: Any, text: str) -> str:
         raise RequestError(
             f'json_schema: expected an object such as {{"type": "object"}}, found {text[:40]!r}'
         )
+    references, depth = _references(schema)
+    if references * depth > MOST_REFERENCES:
+        raise RequestError(
+            f"json_schema: {references} references in a schema {depth} deep could all follow one another, "
+            f"expected references times depth of at most {MOST_REFERENCES}; write some of them out"
+        )
     try:
         return str(matcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE}))
     except ValueError as error:
         raise RequestError(f"json_schema: {_one_line(str(error))}") from None
+
+
+def _references(schema: object) -> tuple[int, int]:
+    """How many keys are a kind of $ref, and how deep objects and lists are nested."""
+    count = depth = 0
+    level = [schema]
+    while level:
+        depth += 1
+        inner: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                count += sum(key in ("$ref", "$dynamicRef", "$recursiveRef") for key in value)
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        level = inner
+    return count, depth
 
 
 def _one_line(message: str) -> str:

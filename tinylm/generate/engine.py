@@ -173,8 +173,9 @@ class Engine:
         if not self.free:
             raise RequestError(f"all {len(self._slots)} slots are taken; wait until one is free")
         source, length = self._source(window.tokens) if task.reuse else (0, 0)
-        if length and self._slots[source].generation is None:
-            chosen = source
+        held = self._slots[source]
+        if length and held.generation is None and window.tokens[: len(held.chunks)] == held.chunks:
+            chosen = source  # and nothing of it is lost
         else:
             idle = [index for index, slot in enumerate(self._slots) if slot.generation is None]
             chosen = min(idle, key=lambda index: self._slots[index].taken)

@@ -2,9 +2,9 @@
 
 A matrix product may add up in another order when it has another number of rows: kernels are chosen by
 shape. Measured on x86 with MKL, float32: rows are equal bit for bit among 4 and more; 2 and 3 differ from
-these, and 1 from both; with weights in oneDNN's own layout they are equal for every number. Attention over
-more keys, the others hidden, is equal too. Nothing promises any of that, so what holds is tried out on the
-machine, and a step with fewer rows than that is filled up.
+these, and 1 from both; with weights in oneDNN's own layout they are equal for every number; in two threads
+they depend on their place. Attention over more keys, the others hidden, is equal too. Nothing promises any
+of that, so what holds is tried out on the machine, and a step with fewer rows than that is filled up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinylm.config import ModelConfig
+from tinylm.devices import cpu_threads
 from tinylm.model import Transformer
 
 ROWS = 16
@@ -45,9 +46,19 @@ class RowLinear(nn.Module):
         return product.view(*x.shape[:-1], -1)
 
 
-def independent_rows(model: Transformer) -> tuple[Transformer, int, bool]:
-    """A model of the same weights, as they are now; the number of rows from which on, up to ROWS, they do
-    not depend on one another nor on how many they are; and whether keys that are hidden may be cut off."""
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What holds on this machine: in `threads` threads a row is the same bit for bit, at any place among
+    `least` to `most` rows; and, if `cuttable`, whether keys that are hidden are there or not."""
+
+    least: int
+    most: int
+    cuttable: bool
+    threads: int
+
+
+def independent_rows(model: Transformer) -> tuple[Transformer, Measured]:
+    """A model of the same weights, as they are now, and how many rows it may be given in a step."""
     weight = model.model.embed_tokens.weight
     kind = weight.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -59,15 +70,14 @@ def independent_rows(model: Transformer) -> tuple[Transformer, int, bool]:
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and sum(parameter.numel() for parameter in model.parameters()) >= PACKED_FROM
     )
-    least, cuttable = _measured(
-        dataclasses.replace(model.config, layers=1),
-        weight.dtype,
-        weight.device,
-        packed,
-        torch.get_num_threads(),
-        autocast,
-    )
-    return _by_matrices(model, packed), least, cuttable
+    shape = dataclasses.replace(model.config, layers=1)
+    # Threads share out rows, and with them the place of a row counts: then one thread, if that is better.
+    tried: list[tuple[Measured, bool]] = []
+    for threads in dict.fromkeys((torch.get_num_threads(), 1)):
+        for layout in dict.fromkeys((packed, False)):
+            tried.append((_measured(shape, layout, weight.dtype, weight.device, threads, autocast), layout))
+    found, packed = min(tried, key=lambda one: (-one[0].most, one[0].least))
+    return _by_matrices(model, packed), found
 
 
 def _by_matrices(model: Transformer, packed: bool) -> Transformer:
@@ -92,42 +102,41 @@ def _replaced(module: nn.Module, packed: bool) -> nn.Module:
 @functools.cache
 def _measured(
     config: ModelConfig,
+    packed: bool,
     dtype: torch.dtype,
     device: torch.device,
-    packed: bool,
     threads: int,
     autocast: torch.dtype | None,
-) -> tuple[int, bool]:
-    """What `independent_rows` says of a shape here: with random weights, each number of rows is tried."""
+) -> Measured:
+    """Try a shape with random weights: equal rows, in each number, have to give equal rows."""
     generator = torch.Generator().manual_seed(0)
-    with torch.inference_mode():
+    with torch.inference_mode(), cpu_threads(threads):
         model = Transformer(config)
         for parameter in model.parameters():
             parameter.uniform_(-0.5, 0.5, generator=generator)
         model = _by_matrices(model.to(device, dtype), packed)
         slots = model.new_slots(ROWS)
-        for buffer in (slots.keys_LBHSK, slots.values_LBHSK):
-            buffer.copy_(torch.rand(buffer.shape, generator=generator) - 0.5)
-        positions = [row * 7 % min(slots.KEYS, config.window) for row in range(ROWS)]
-        ids_B1 = torch.arange(ROWS, device=device)[:, None]
+        for buffer_LBHSK in (slots.keys_LBHSK, slots.values_LBHSK):
+            one_LHSK = torch.rand(buffer_LBHSK[:, 0].shape, generator=generator) - 0.5
+            buffer_LBHSK.copy_(one_LHSK[:, None])
+        place = min(slots.KEYS, config.window) * 3 // 4
 
-        def step(first: int, rows: int) -> Tensor:
-            cache = slots.at(first, positions[first : first + rows])
-            logits_B1V: Tensor = model(ids_B1[first : first + rows], cache=cache)
+        def step(rows: int) -> Tensor:
+            ids_B1 = torch.full((rows, 1), 65, device=device)
+            logits_B1V: Tensor = model(ids_B1, cache=slots.at(0, [place] * rows))
             return logits_B1V
 
-        whole = step(0, ROWS)
-        least = ROWS
-        for rows in range(ROWS - 1, 0, -1):
-            if not (
-                torch.equal(step(0, rows), whole[:rows])
-                and torch.equal(step(ROWS - rows, rows), whole[-rows:])
-            ):
+        row_1V = step(ROWS)[0]
+        least = ROWS + 1
+        for rows in range(ROWS, 0, -1):
+            if not all(torch.equal(other_1V, row_1V) for other_1V in step(rows)):
                 break
             least = rows
         most = slots.keys_LBHSK.shape[3] // slots.KEYS
         cuttable = True
         for blocks in {count for count in (2, 3, 5, 9, most) if count <= most}:
             slots.keys_step = blocks * slots.KEYS
-            cuttable = cuttable and torch.equal(step(0, ROWS), whole)
-    return least, cuttable
+            cuttable = cuttable and torch.equal(step(ROWS)[0], row_1V)
+    # Where even among ROWS the place counts, each row goes alone.
+    rows_at_once = (1, 1) if least > ROWS else (least, ROWS)
+    return Measured(*rows_at_once, cuttable, threads)

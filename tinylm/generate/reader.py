@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tinylm.config import ModelConfig
 from tinylm.contract import VOCABULARY_SIZE
-from tinylm.generate.independence import ROWS, independent_rows
+from tinylm.devices import cpu_threads
+from tinylm.generate.independence import ROWS, Measured, independent_rows
 from tinylm.model import Transformer
 from tinylm.sampling import Floats
 from tinylm.shapes import check_shape
@@ -50,17 +51,17 @@ class Reader:
     """
 
     def __init__(self, model: Model, slots: int, *, fast: bool = False) -> None:
-        self._model, self._least, cuttable = model, 1, True
+        self._model, self._rows = model, Measured(1, ROWS, True, torch.get_num_threads())
         if isinstance(model, Transformer) and not fast:
-            self._model, self._least, cuttable = independent_rows(model)
+            self._model, self._rows = independent_rows(model)
         # Rows that fill up a step stand behind the last slot, if not in one that is idle.
-        self._slots = model.new_slots(slots + self._least - 1)
-        if not cuttable:
+        self._slots = model.new_slots(slots + self._rows.least - 1)
+        if not self._rows.cuttable:
             self._slots.attend_to_all()
 
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
-        if len(ids) < self._least:
+        if len(ids) < self._rows.least:
             for index, token in enumerate(ids):
                 last_V = self.step({slot: (position + index, token)})[slot]
         else:
@@ -70,10 +71,13 @@ class Reader:
     def step(self, tokens: Mapping[int, tuple[int, int]]) -> dict[int, Floats]:
         """Read one token in each of several slots, given as (position, id); the logits of each slot."""
         found: dict[int, Floats] = {}
-        for rows in spans(sorted(tokens)):
-            filled = range(rows[0], rows[0] + max(len(rows), self._least))
+        for rows in spans(sorted(tokens), self._rows.most):
+            filled = range(rows[0], rows[0] + max(len(rows), self._rows.least))
             places = [tokens.get(slot, (None, 0)) for slot in filled]
-            last_BV = self._forward(rows[0], [place for place, _ in places], [[token] for _, token in places])
+            with cpu_threads(self._rows.threads):
+                last_BV = self._forward(
+                    rows[0], [place for place, _ in places], [[token] for _, token in places]
+                )
             found.update({slot: last_BV[slot - rows[0]] for slot in rows if slot in tokens})
         return found
 
@@ -98,11 +102,11 @@ class Reader:
         return last_BV
 
 
-def spans(slots: Sequence[int]) -> Iterator[range]:
-    """Neighbouring slots that go through the model together: at most ROWS, with at most GAP idle in a row."""
+def spans(slots: Sequence[int], most: int = ROWS) -> Iterator[range]:
+    """Neighbouring slots that go through the model together: at most `most`, at most GAP idle in a row."""
     begin = previous = -1
     for slot in slots:
-        if begin >= 0 and (slot - previous > GAP + 1 or slot - begin >= ROWS):
+        if begin >= 0 and (slot - previous > GAP + 1 or slot - begin >= most):
             yield range(begin, previous + 1)
             begin = slot
         begin = slot if begin < 0 else begin
