@@ -88,9 +88,9 @@ def distribution(
 def penalized(logits_V: Floats, known: Sequence[int], config: GenerateConfig) -> Floats:
     """Logits (float64 [V]) with those of recent tokens lowered, as llama.cpp lowers them.
 
-    `known`: the tokens that the model sees; the last `repeat_last_n` are recent. An id that occurs n > 0 times among
-    them: its logit is divided by `repeat_penalty` if positive, else multiplied by it (Keskar et al., 2019),
-    then loses `presence_penalty + n * frequency_penalty`. Without penalties the logits come back as they are.
+    `known`: the tokens that the model sees; the last `repeat_last_n` are recent. An id that occurs n > 0
+    times among them: its logit is divided by `repeat_penalty` if positive, else multiplied by it (Keskar et
+    al., 2019), then loses `presence_penalty + n * frequency_penalty`. Without penalties the logits come back as they are.
     """
     off = config.repeat_penalty == 1 and config.presence_penalty == config.frequency_penalty == 0
     count = len(known) if config.repeat_last_n == -1 else config.repeat_last_n

@@ -37,12 +37,8 @@ class GenerateConfig(Checked):
         1.0, "divide the positive logits of recent tokens by this, multiply the negative ones; 1: off"
     )
     presence_penalty: float = option(0.0, "take this off the logits of recent tokens")
-    frequency_penalty: float = option(
-        0.0, "take this off for each time that a token occurs among the recent ones"
-    )
-    repeat_last_n: int = option(
-        64, "how many tokens are recent, prompt included; -1: all that the model sees"
-    )
+    frequency_penalty: float = option(0.0, "take this off for each occurrence among the recent tokens")
+    repeat_last_n: int = option(64, "tokens that are recent, prompt included; -1: all that the model sees")
 
     def problems(self) -> list[str]:
         found = integers(self, ("max_tokens", "top_k"), 0)
