@@ -177,7 +177,8 @@ class Values(unittest.TestCase):
     def test_neutral_values_of_what_is_not_supported_are_accepted(self) -> None:
         read(
             mirostat=0, typical_p=1, dry_multiplier=0, dry_base=1.75, xtc_probability=0, samplers=None,
-            id_slot=-1, lora=[], top_n_sigma=-1, min_keep=0, model="any", parse_special=False, t_max_predict_ms=-1,
+            id_slot=-1, lora=[], top_n_sigma=-1, min_keep=0, model="any", parse_special=False,
+            t_max_predict_ms=-1,
         )  # fmt: skip
 
     def test_penalties_are_read_and_told(self) -> None:

@@ -90,7 +90,7 @@ def penalized(logits_V: Floats, known: Sequence[int], config: GenerateConfig) ->
 
     `known`: the tokens that the model sees; the last `repeat_last_n` are recent. An id that occurs n > 0
     times among them: its logit is divided by `repeat_penalty` if positive, else multiplied by it (Keskar et
-    al., 2019), then loses `presence_penalty + n * frequency_penalty`. Without penalties the logits come back as they are.
+    al., 2019), then loses `presence_penalty + n * frequency_penalty`. Without penalties nothing changes.
     """
     off = config.repeat_penalty == 1 and config.presence_penalty == config.frequency_penalty == 0
     count = len(known) if config.repeat_last_n == -1 else config.repeat_last_n
