@@ -309,7 +309,7 @@ class Running(unittest.TestCase):
         self.assertEqual(ran(script, "").verdict, "FAIL")
 
     def test_a_stage_whose_extra_is_missing_is_skipped_and_does_not_fail(self) -> None:
-        output = 'skipped     no server: pip install "tinylm[serve]"\nsanity check: skipped\n'
+        output = 'skipped     no server: pip install -e ".[serve]"\nsanity check: skipped\n'
         skipped = ran(Path("stages/stage_17_serving.py"), output)
         self.assertEqual((skipped.verdict, skipped.failed), ("SKIP", False))
         self.assertIn("SKIP  stage_17_serving          skipped     no server: pip", skipped.line())

@@ -21,7 +21,7 @@ try:
     from hypothesis import HealthCheck, example, given, settings
     from hypothesis import strategies as st
 except ImportError:
-    raise unittest.SkipTest("hypothesis is not installed; pip install 'tinylm[test]'") from None
+    raise unittest.SkipTest("hypothesis is not installed; pip install -e '.[test]'") from None
 
 import numpy as np
 import torch

@@ -71,7 +71,7 @@ def texts() -> list[str]:
 class InAFolder(unittest.TestCase):
     def setUp(self) -> None:
         if importlib.util.find_spec("gguf") is None:
-            self.skipTest("the package gguf is not installed (pip install 'tinylm[gguf]')")
+            self.skipTest("the package gguf is not installed (pip install gguf)")
         holder = tempfile.TemporaryDirectory()
         self.addCleanup(holder.cleanup)
         self.path = Path(holder.name) / "model.gguf"

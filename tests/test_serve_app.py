@@ -322,6 +322,17 @@ class Ends(unittest.TestCase):
             model.permits.release(100)
             self.assertEqual(len(server.stream(self.BODY)), len(ABC) + 2)
 
+    def test_a_bias_that_forbids_all_that_a_constraint_allows_is_the_fault_of_the_request(self) -> None:
+        for forbidden in ({"ignore_eos": True}, {"logit_bias": [[256, False]]}):
+            body = {"prompt": "", "valid_utf8": True, "n_predict": 1, "logit_bias": [], **forbidden}
+            body["logit_bias"] = [*body["logit_bias"], *([byte, False] for byte in range(128))]
+            body["logit_bias"] += [[byte, False] for byte in range(0xC2, 0xF5)]
+            with self.subTest(forbidden), serving(Playable(ABC)) as server:
+                status, _, answer = server.post("/completion", body)
+                self.assertEqual((status, answer["error"]["type"]), (400, "invalid_request_error"))
+                self.assertIn("ignore_eos", answer["error"]["message"])
+                self.assertEqual(server.post("/completion", {"prompt": ""})[0], 200)
+
     def test_an_error_of_one_request_leaves_its_neighbour_alone(self) -> None:
         model = Playable(ABC)
         model._logits_PV[5] = torch.nan

@@ -40,7 +40,7 @@ class Options(unittest.TestCase):
         with mock.patch("importlib.util.find_spec", return_value=None):
             code, _, error = command("serve", str(SAMPLE))
         self.assertEqual(code, 2)
-        self.assertIn('pip install "tinylm[serve]"', error)
+        self.assertIn("pip install starlette", error)
 
 
 @needs_serve

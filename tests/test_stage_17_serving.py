@@ -18,7 +18,7 @@ class WithoutAServer(unittest.TestCase):
         with mock.patch("importlib.util.find_spec", lambda name: None):
             code, printed = run_stage(stage, "--quick")
         self.assertEqual(code, 0)
-        self.assertIn('pip install "tinylm[serve]"', printed)
+        self.assertIn("pip install -e '.[serve]'", printed)
         self.assertEqual(printed.splitlines()[-1], "sanity check: skipped")
 
     def test_a_server_that_holds_ids_sends_the_newest_when_a_character_is_whole(self) -> None:

@@ -284,7 +284,7 @@ class Running(unittest.TestCase):
         with contextlib.redirect_stdout(printed):
             self.assertEqual(stage.main(say_everything, []), 0)
         lines = printed.getvalue().splitlines()
-        self.assertIn('no_such_package is not installed: pip install "tinylm[gguf]"', lines[-2])
+        self.assertIn("no_such_package is not installed: pip install -e '.[gguf]'", lines[-2])
         self.assertEqual(lines[-1], "sanity check: skipped")
         self.assertEqual(dataclasses.replace(stage, needs=("sys",)).main(say_everything, ["--quick"]), 0)
 

@@ -35,6 +35,10 @@ class RequestError(TinylmError, ValueError):
     """A request to generate or evaluate asks for something that does not exist."""
 
 
+class ConflictError(RequestError):
+    """What a request forbids and what it demands leave nothing to draw."""
+
+
 class CoderError(TinylmError, ValueError):
     """A coded file is damaged, of another kind, or was written by another model or on another machine."""
 

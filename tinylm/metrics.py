@@ -93,7 +93,7 @@ class NoLog(RunLog):
 def check_tensorboard() -> None:
     """Raise ConfigError where TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("tensorboard is on, but is not installed; pip install 'tinylm[track]'")
+        raise ConfigError("tensorboard is on, but is not installed; pip install tensorboard")
 
 
 def tensorboard_writer(run: Path, step: int) -> Any:

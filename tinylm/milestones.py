@@ -10,6 +10,7 @@ from typing import Any, cast
 from tinylm import checkpoint, files, metrics
 from tinylm.config import GenerateConfig
 from tinylm.devices import is_out_of_memory, versions
+from tinylm.distributed.launch import going_on
 from tinylm.distributed.ranks import company
 from tinylm.distributed.sharding import Together, gathered
 from tinylm.errors import TrainingError
@@ -173,4 +174,4 @@ def whole_steps(run: Run) -> str:
     steps = checkpoint.list_steps(run.folder) if run.folder.is_dir() else []
     if not steps:
         return "no checkpoint had been saved yet"
-    return f"step {steps[0][0]} is saved; go on with: tinylm train --resume {run.folder.as_posix()}"
+    return f"step {steps[0][0]} is saved; go on with: {going_on(run.folder.as_posix())}"

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from tinylm.baselines import Baseline
 from tinylm.coder import CodedFile
+from tinylm.distributed.launch import going_on
 from tinylm.evaluate import Comparison, Difference, Evaluation
 from tinylm.interrupts import LastingStream
 from tinylm.reports import Report
@@ -108,8 +109,7 @@ class TerminalReport(Report):
         self.progress.stop()
         if step < steps:
             self.console.print(
-                f"stopped     after step {step:,} of {steps:,}; go on with: tinylm train --resume "
-                f"{folder.as_posix()}"
+                f"stopped     after step {step:,} of {steps:,}; go on with: {going_on(folder.as_posix())}"
             )
         else:
             self.console.print(f"done        {folder.as_posix()}, curve in {folder.as_posix()}/curve.svg")

@@ -26,7 +26,7 @@ from tinylm.devices import (
     matrix_rate,
     reproducible,
 )
-from tinylm.distributed.launch import launched
+from tinylm.distributed.launch import going_on, launched
 from tinylm.distributed.ranks import ALONE, Ranks, company, join
 from tinylm.distributed.sharding import local, spread
 from tinylm.errors import CheckpointError, ConfigError
@@ -91,6 +91,7 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
             config, data=corpus.path.as_posix(), out=folder.as_posix(), model=model.config
         )
         if ranks.restarted and ranks.first(lambda: is_begun(folder, config)):
+            report.note(f"torchrun started the ranks again: {folder} goes on from its newest checkpoint")
             with stop_requests(report.stopping) as request:
                 return go_on(folder, report, ranks, request, False, {"stop_after": config.stop_after})
         ranks.first(lambda: check_free(folder))
@@ -130,7 +131,10 @@ def resume(
     check_is_run(folder)
     ranks = join(changes.get("rank_timeout") or patience_of(folder))
     report = (report or Report()) if ranks.leads else Report()
-    with stop_requests(report.stopping) as request, company(ranks, lambda: f"go on with --resume {folder}"):
+    with (
+        stop_requests(report.stopping) as request,
+        company(ranks, lambda: f"go on with: {going_on(folder.as_posix())}"),
+    ):
         return go_on(folder, report, ranks, request, steal_lock, changes)
 
 

@@ -16,7 +16,7 @@ from tinylm.flags import flags
 def serve(given: Arguments) -> int:
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f'{" and ".join(missing)} is not installed: pip install "tinylm[serve]"')
+        raise ConfigError(f"{' and '.join(missing)}: not installed; pip install {' '.join(missing)}")
     values = fields(given)
     path = values.pop("checkpoint")
     config = options.ServeConfig(**values).check()

@@ -112,7 +112,7 @@ def load_library() -> ModuleType:
     except ImportError as error:
         raise RequestError(
             f"a grammar, a regex or a json_schema needs the package llguidance ({error}); "
-            "install it: pip install 'tinylm[constrain]'"
+            "install it: pip install llguidance"
         ) from None
 
 

@@ -42,6 +42,16 @@ def launched() -> Launch:
     return found
 
 
+def going_on(folder: str) -> str:
+    """The command that goes on with a run as it is: with as many processes as it has now."""
+    try:
+        size = launched().size
+    except ConfigError:
+        size = 1
+    start = "tinylm" if size == 1 else f"torchrun --nproc-per-node {size} -m tinylm"
+    return f"{start} train --resume {folder}"
+
+
 def met() -> bool:
     """Whether this process has met the other ranks yet."""
     distributed = sys.modules.get("torch.distributed")

@@ -223,4 +223,5 @@ def is_loss_of_a_rank(error: RuntimeError) -> bool:
 
 def first_line(error: BaseException) -> str:
     """What an error of torch says, without the place in its source and the stack that follow."""
-    return (str(error).splitlines() or [type(error).__name__])[0].rpartition("] ")[2][:200]
+    line = (str(error).splitlines() or [type(error).__name__])[0].rpartition("] ")[2]
+    return line.partition(". ")[0][:200]

@@ -19,7 +19,7 @@ import numpy as np
 from tinylm import constraints
 from tinylm.config import GenerateConfig
 from tinylm.constraints import Constraint
-from tinylm.errors import RequestError, TinylmError
+from tinylm.errors import ConflictError, RequestError, TinylmError
 from tinylm.events import Event, EventStream
 from tinylm.generate.context import Window
 from tinylm.generate.reader import CHUNK, Model, Reader
@@ -272,6 +272,11 @@ def sample(generation: Generation, logits_V: Floats) -> Sampled:
     constraint, room = generation.constraint, config.max_tokens - stream.tokens
     with _failures_of(constraint):
         allowed_V = None if constraint is None else constraint.allowed(room)
+    if allowed_V is not None and (logits_V[allowed_V] == -np.inf).all() and task.bias:
+        raise ConflictError(
+            f"token {stream.tokens + 1}: the grammar or valid_utf8 leaves only ids that a bias of -inf forbids "
+            "(logit_bias, ignore_eos); drop one of the two"
+        )
     probabilities_V = distribution(penalized(logits_V, generation.window.tokens, config), config, allowed_V)
     token = draw(probabilities_V, uniform(config.seed, stream.tokens))
     with _failures_of(constraint):

@@ -133,7 +133,7 @@ def _package() -> Any:
         return importlib.import_module("gguf")
     except ImportError:
         raise ConfigError(
-            "writing GGUF needs the package gguf, which is not installed; pip install 'tinylm[gguf]'"
+            "writing GGUF needs the package gguf, which is not installed; pip install gguf"
         ) from None
 
 

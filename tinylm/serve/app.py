@@ -288,6 +288,7 @@ def create_app(
         lifespan=server.lifespan,
         exception_handlers=dict.fromkeys(kinds, server.refuse),
     )
+    app.router.redirect_slashes = False
     app.state.server = server
     return app
 

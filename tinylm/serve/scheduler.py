@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tinylm.errors import TinylmError
+from tinylm.errors import ConflictError, TinylmError
 from tinylm.events import End
 from tinylm.generate import Engine, Generation, Sampled, Task
 from tinylm.serve.answers import Answer
@@ -327,7 +327,9 @@ class Scheduler:
 
 def failed(error: TinylmError) -> Refusal:
     """What a client is told of an error in the engine."""
-    return error if isinstance(error, Refusal) else Refusal(500, str(error))
+    if isinstance(error, Refusal):
+        return error
+    return Refusal(400 if isinstance(error, ConflictError) else 500, str(error))
 
 
 def internal() -> Refusal:

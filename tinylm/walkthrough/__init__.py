@@ -142,7 +142,7 @@ class Stage:
         missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
         if missing:
             have = " and ".join(missing) + (" is" if len(missing) == 1 else " are")
-            _part("skipped", f'{have} not installed: pip install "tinylm[{self.extra}]"')
+            _part("skipped", f"{have} not installed: pip install -e '.[{self.extra}]'")
             print("sanity check: skipped")
             return 0
         experiment(lab)

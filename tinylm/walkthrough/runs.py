@@ -21,7 +21,7 @@ TIME_LIMIT = 900
 """Seconds after which a stage is given up."""
 
 BOOK_PARTS = ("markdown_it", "mdit_py_plugins", "pygments")
-HOW_TO_GET_THE_BOOK = "book: skipped, its renderer is not installed: pip install 'tinylm[book]'"
+HOW_TO_GET_THE_BOOK = "book: skipped, its renderer is not installed: pip install -e '.[book]'"
 
 
 @dataclass(frozen=True)
