@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 SHAPE = {"layers": 2, "width": 32, "mlp_width": 32, "heads": 2, "kv_heads": 2, "head_size": 16, "window": 16}
@@ -68,6 +70,8 @@ class Started:
         if child := os.fork():
             return child
         try:
+            # The parent's threads are not there after a fork: whoever waits for them waits for ever.
+            torch.set_num_threads(1)
             said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.ranks, "MASTER_PORT": port}
             os.environ.update({"MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in said.items()}})
             results = {job["name"]: do(job) for job in jobs}

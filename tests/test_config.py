@@ -133,7 +133,7 @@ class Problems(unittest.TestCase):
             ModelConfig: "layers width mlp_width heads kv_heads head_size window",
             CorpusConfig: "max_documents max_characters max_bytes max_tokens",
             TrainConfig: "batch_rows evaluate_tokens keep seed sample_tokens",
-            GenerateConfig: "max_tokens top_k seed",
+            GenerateConfig: "max_tokens top_k seed repeat_last_n",
         }
         for kind, fields in names.items():
             for name in fields.split():
@@ -147,7 +147,7 @@ class Problems(unittest.TestCase):
             CorpusConfig: "validation",
             TrainConfig: "muon_rate adam_rate weight_decay warmup decay dropout"
             " muon_momentum adam_beta1 adam_beta2",
-            GenerateConfig: "temperature top_p min_p",
+            GenerateConfig: "temperature top_p min_p repeat_penalty presence_penalty frequency_penalty",
         }
         for kind, fields in names.items():
             for name in fields.split():

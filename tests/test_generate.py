@@ -224,6 +224,18 @@ class UnderAutocast(unittest.TestCase):
         self.assertEqual((one, len(one) > 3), (again, True))
 
 
+class Penalties(unittest.TestCase):
+    def test_tokens_of_the_prompt_and_those_that_were_sampled_are_recent(self) -> None:
+        logits_V = np.full(VOCABULARY_SIZE, -50.0)
+        logits_V[[65, 66]] = 0.5
+        config = options(temperature=0.0, frequency_penalty=1.0, max_tokens=4)
+        self.assertEqual(
+            ids_of(list(generate(ScriptedModel(logits_V[None]), [65], config))), [66, 65, 66, 65]
+        )
+        plain = options(temperature=0.0, max_tokens=4)
+        self.assertEqual(ids_of(list(generate(ScriptedModel(logits_V[None]), [65], plain))), [65] * 4)
+
+
 class ValidUtf8(unittest.TestCase):
     def test_the_result_is_whole_well_formed_text_at_every_limit(self) -> None:
         multi = 0

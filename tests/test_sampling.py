@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tinylm.config import GenerateConfig
 from tinylm.errors import RequestError, ShapeError
-from tinylm.sampling import allowed_after, distribution, draw, uniform
+from tinylm.sampling import allowed_after, distribution, draw, penalized, uniform
 
 Floats = npt.NDArray[np.float64]
 
@@ -329,6 +329,33 @@ def followers() -> dict[bytes, set[int]]:
             for i, byte in enumerate(raw):
                 found[raw[:i]].add(byte)
     return found
+
+
+class Penalties(unittest.TestCase):
+    """Recent tokens become less probable; values worked out by hand."""
+
+    def test_positive_logits_are_divided_negative_ones_multiplied_then_both_lose(self) -> None:
+        logits_V = np.array([2.0, -2.0, 1.0, 0.0, 3.0])
+        config = GenerateConfig(repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+        found_V = penalized(logits_V, [0, 1, 1, 3, 0, 0], config)
+        self.assertEqual(found_V.tolist(), [1 - 0.5 - 0.75, -4 - 0.5 - 0.5, 1.0, 0 - 0.5 - 0.25, 3.0])
+        self.assertEqual(logits_V.tolist(), [2.0, -2.0, 1.0, 0.0, 3.0])
+
+    def test_only_the_last_tokens_are_recent(self) -> None:
+        logits_V = np.ones(4)
+        for last, changed in ((0, []), (1, [2]), (2, [1, 2]), (9, [0, 1, 2]), (-1, [0, 1, 2])):
+            config = GenerateConfig(presence_penalty=1.0, repeat_last_n=last)
+            found_V = penalized(logits_V, [0, 1, 2], config)
+            self.assertEqual(np.flatnonzero(found_V != logits_V).tolist(), changed, last)
+
+    def test_without_penalties_nothing_is_changed(self) -> None:
+        logits_V = np.ones(4)
+        self.assertIs(penalized(logits_V, [0, 1], GenerateConfig()), logits_V)
+        self.assertIs(penalized(logits_V, [], GenerateConfig(repeat_penalty=2.0)), logits_V)
+
+    def test_an_id_that_is_forbidden_stays_so(self) -> None:
+        logits_V = np.array([-np.inf, 1.0])
+        self.assertEqual(penalized(logits_V, [0], GenerateConfig(repeat_penalty=1.5))[0], -np.inf)
 
 
 class Utf8Grammar(unittest.TestCase):

@@ -160,7 +160,7 @@ class HttpxSse(Case):
 
 @needs("llamacpp_client")
 class LlamaCppClient(Case):
-    """It sends a repeat_penalty of 1.1 unless told otherwise, which this server does not have."""
+    """It sends a repeat_penalty of 1.1 unless told otherwise, and is not told."""
 
     def client(self) -> Any:
         from llamacpp_client import LlamaCppClient, LlamaCppServerAddress
@@ -168,7 +168,7 @@ class LlamaCppClient(Case):
         return LlamaCppClient([LlamaCppServerAddress("127.0.0.1", self.server.port)])
 
     def options(self, body: dict[str, Any]) -> dict[str, Any]:
-        return {"n_predict": body["n_predict"], "stop": body["stop"], "repeat_penalty": 1.0}
+        return {"n_predict": body["n_predict"], "stop": body["stop"]}
 
     def test_chunks(self) -> None:
         client = self.client()

@@ -151,8 +151,10 @@ class Values(unittest.TestCase):
             "logit_bias": [5, [5], [[1]], [[1, 2, 3]], [[257, 1]], [[True, 1]], [["", 1]], [[1, True]],
                            [[1, None]], {"300": 1}, {"65": "x"}, [[65, 1], ["A", 2]], [[1, 1e9]]],
             "mirostat": [1, 2, True],
-            "repeat_penalty": [1.1, "1"],
-            "presence_penalty": [0.5],
+            "repeat_penalty": [0, -1, "1", True],
+            "presence_penalty": ["0.5", False],
+            "frequency_penalty": [[]],
+            "repeat_last_n": [-2, 1.5, True],
             "typical_p": [0.9],
             "xtc_probability": [0.1],
             "dry_multiplier": [1],
@@ -174,10 +176,19 @@ class Values(unittest.TestCase):
 
     def test_neutral_values_of_what_is_not_supported_are_accepted(self) -> None:
         read(
-            mirostat=0, repeat_penalty=1.0, repeat_last_n=64, presence_penalty=0, frequency_penalty=0.0,
-            typical_p=1, dry_multiplier=0, dry_base=1.75, xtc_probability=0, samplers=None, id_slot=-1,
-            lora=[], top_n_sigma=-1, min_keep=0, model="any", parse_special=False, t_max_predict_ms=-1,
+            mirostat=0, typical_p=1, dry_multiplier=0, dry_base=1.75, xtc_probability=0, samplers=None,
+            id_slot=-1, lora=[], top_n_sigma=-1, min_keep=0, model="any", parse_special=False,
+            t_max_predict_ms=-1,
         )  # fmt: skip
+
+    def test_penalties_are_read_and_told(self) -> None:
+        given = {"repeat_penalty": 1.1, "presence_penalty": -0.5, "frequency_penalty": 2, "repeat_last_n": -1}
+        for other in (False, True):
+            config = read(other, **given).choices[0].config
+            self.assertEqual({name: getattr(config, name) for name in given}, given)
+        found = read(**given)
+        told = native.settings(found, found.choices[0])
+        self.assertEqual({name: told[name] for name in given}, given)
 
     def test_a_name_that_is_nearly_right_is_refused_with_the_right_one(self) -> None:
         for wrong, right in (("n_predct", "n_predict"), ("temprature", "temperature"), ("stops", "stop")):
@@ -229,7 +240,7 @@ class Values(unittest.TestCase):
             {"echo": True}, {"suffix": "x"}, {"best_of": 2}, {"logprobs": True}, {"logprobs": -1},
             {"stream_options": {"include_usage": True}}, {"stream_options": 5, "stream": True},
             {"stream_options": {"include_usag": True}, "stream": True}, {"model": 5}, {"n_probs": 3},
-            {"stream_options": {"include_usage": 1}, "stream": True}, {"presence_penalty": 1},
+            {"stream_options": {"include_usage": 1}, "stream": True}, {"presence_penalty": True},
         ):  # fmt: skip
             with self.subTest(wrong), self.assertRaises(Refusal):
                 read(True, **wrong)

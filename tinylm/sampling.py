@@ -7,6 +7,7 @@ streaming and the order of work cannot change what is sampled.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,25 @@ def distribution(
         weights_V[weights_V < config.min_p] = 0.0
     probabilities_V: Floats = weights_V / weights_V.sum()
     return probabilities_V
+
+
+def penalized(logits_V: Floats, known: Sequence[int], config: GenerateConfig) -> Floats:
+    """Logits (float64 [V]) with those of recent tokens lowered, as llama.cpp lowers them.
+
+    `known`: the tokens that the model sees; the last `repeat_last_n` are recent. An id that occurs n > 0
+    times among them: its logit is divided by `repeat_penalty` if positive, else multiplied by it (Keskar et
+    al., 2019), then loses `presence_penalty + n * frequency_penalty`. Without penalties nothing changes.
+    """
+    off = config.repeat_penalty == 1 and config.presence_penalty == config.frequency_penalty == 0
+    count = len(known) if config.repeat_last_n == -1 else config.repeat_last_n
+    if off or not count or not known:
+        return logits_V
+    ids, times = np.unique(np.asarray(known[-count:], dtype=np.int64), return_counts=True)
+    lowered_V = logits_V.copy()
+    of_ids = lowered_V[ids]
+    of_ids = np.where(of_ids > 0, of_ids / config.repeat_penalty, of_ids * config.repeat_penalty)
+    lowered_V[ids] = of_ids - config.presence_penalty - times * config.frequency_penalty
+    return lowered_V
 
 
 def uniform(seed: int, number: int) -> float:

@@ -1,17 +1,21 @@
 """Does a plan know what a compiled step keeps for its backward pass? Compiles two small steps, in a minute.
 
-    python -m unittest tests.slow.compiled_memory
+    python tests/slow/compiled_memory.py [--short]
 
 The partitioner decides what is kept and what is computed again; it is the same for CPU and CUDA, and no
-kernel has to be built for it.
+kernel has to be built for it. Both forms are the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import unittest
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.test_plan import SMALL, saved_bytes
 from tinylm.plan.memory import activation_bytes
@@ -31,4 +35,4 @@ class Compiled(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(argv=[word for word in sys.argv if word != "--short"])

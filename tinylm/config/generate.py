@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tinylm.config.checked import Checked, booleans, integers, is_number, is_text, numbers, option, seed
@@ -32,11 +33,20 @@ class GenerateConfig(Checked):
     json_schema: str | None = option(
         None, "write only JSON that this JSON schema accepts; @FILE reads it from a file"
     )
+    repeat_penalty: float = option(
+        1.0, "divide the positive logits of recent tokens by this, multiply the negative ones; 1: off"
+    )
+    presence_penalty: float = option(0.0, "take this off the logits of recent tokens")
+    frequency_penalty: float = option(0.0, "take this off for each occurrence among the recent tokens")
+    repeat_last_n: int = option(64, "tokens that are recent, prompt included; -1: all that the model sees")
 
     def problems(self) -> list[str]:
         found = integers(self, ("max_tokens", "top_k"), 0)
         found += seed(self)
         found += numbers(self, ("temperature",), 0.0)
+        found += numbers(self, ("repeat_penalty",), 0.0, above=True)
+        found += numbers(self, ("presence_penalty", "frequency_penalty"), -math.inf)
+        found += integers(self, ("repeat_last_n",), -1)
         found += booleans(self, ("valid_utf8",))
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             found.append(f"top_p is {self.top_p!r}, expected a share above 0 and up to 1")

@@ -89,7 +89,7 @@ class Together:
     def __init__(self, model: Any, ranks: Ranks) -> None:
         self.model, self.ranks = model, ranks
         self.config, self.device = model.config, model.device
-        self.new_cache = model.new_cache
+        self.new_cache, self.new_slots = model.new_cache, model.new_slots
 
     def __call__(self, ids_BT: Tensor, cache: Any = None) -> Tensor:
         # FSDP2 keeps its buffers from one pass to the next, and training cannot use those of inference mode.

@@ -23,7 +23,7 @@ from tinylm.errors import RequestError, TinylmError
 from tinylm.events import Event, EventStream
 from tinylm.generate.context import Window
 from tinylm.generate.reader import CHUNK, Model, Reader
-from tinylm.sampling import Floats, distribution, draw, uniform
+from tinylm.sampling import Floats, distribution, draw, penalized, uniform
 
 
 class Constraints(Protocol):
@@ -272,7 +272,7 @@ def sample(generation: Generation, logits_V: Floats) -> Sampled:
     constraint, room = generation.constraint, config.max_tokens - stream.tokens
     with _failures_of(constraint):
         allowed_V = None if constraint is None else constraint.allowed(room)
-    probabilities_V = distribution(logits_V, config, allowed_V)
+    probabilities_V = distribution(penalized(logits_V, generation.window.tokens, config), config, allowed_V)
     token = draw(probabilities_V, uniform(config.seed, stream.tokens))
     with _failures_of(constraint):
         if constraint is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tinylm.generate import Sampled
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    **{name: NEUTRAL[name] for name in ("presence_penalty", "frequency_penalty", "user", "repeat_penalty")},
+    "user": NEUTRAL["user"],
     "echo": (False,),
     "suffix": ("",),
 }

@@ -88,6 +88,12 @@ def read_sampling(fields: Fields, limits: Limits) -> GenerateConfig:
         top_k=fields.integer("top_k", least=0, most=2**31 - 1, default=DEFAULTS.top_k),
         top_p=fields.number("top_p", least=0, most=1, above=True, default=DEFAULTS.top_p),
         min_p=fields.number("min_p", least=0, most=1, default=DEFAULTS.min_p),
+        repeat_penalty=fields.number("repeat_penalty", least=0, above=True, default=DEFAULTS.repeat_penalty),
+        presence_penalty=fields.number("presence_penalty", default=DEFAULTS.presence_penalty),
+        frequency_penalty=fields.number("frequency_penalty", default=DEFAULTS.frequency_penalty),
+        repeat_last_n=fields.integer(
+            "repeat_last_n", least=-1, most=2**31 - 1, default=DEFAULTS.repeat_last_n
+        ),
         seed=secrets.randbelow(SEEDS) if seed in (-1, SEEDS) else seed,
     )
 
