@@ -281,6 +281,34 @@ class Faults(unittest.TestCase):
         self.assertIn("No space left on device", first["error"][1])
         self.assertEqual(self.newest(), 3)
 
+    def test_a_disk_that_is_full_in_the_middle_of_a_tensor_stops_all_whose_weights_are_cut(self) -> None:
+        for shard in (True, False):
+            first, second = self.outcome_of("disk in a tensor", 0, shard=shard)
+            self.assertEqual([first["error"][0], second["error"][0]], ["TrainingError", "RankError"])
+            self.assertIn("training.safetensors: No space left on device", first["error"][1])
+            self.assertIn("step 3 is saved; go on with: tinylm train --resume", first["error"][1])
+            self.assertIn("training.safetensors", second["error"][1])
+            self.assertEqual(len(second["error"][1].splitlines()), 1)
+            self.assertEqual(self.newest(), 3)
+
+    def test_a_byte_that_changes_after_the_step_was_verified_is_refused_by_all(self) -> None:
+        place = Path(tempfile.mkdtemp(dir=self.place))
+        (place / "corpus").symlink_to(self.place / "corpus")
+        options = {"steps": 6, "sample_tokens": 0, "shard": True, "stop_after": 2}
+        values = config(place, "run", **{**options, "evaluate_every": 6})
+        resumed = {"do": "resume", "run": str(place / "run")}
+        jobs = [
+            {"name": "run", "do": "train", "config": values},
+            {"name": "flip", "fault": "flip", "rank": 0, **resumed},
+            {"name": "later", **resumed},
+        ]
+        said = Started(place, 2, jobs).results()
+        first, second = said["flip"]
+        self.assertEqual([first["error"][0], second["error"][0]], ["CheckpointError", "RankError"])
+        self.assertIn("training.safetensors: its SHA-256 is not that of the manifest", first["error"][1])
+        self.assertTrue(all(len(one["error"][1].splitlines()) == 1 for one in said["flip"]))
+        self.assertIn("no step verifies", said["later"][0]["error"][1])
+
     def test_nothing_takes_its_name_where_a_rank_was_lost_before_the_rename(self) -> None:
         first, second = self.outcome_of("kill before the rename", 1)
         self.assertIsNone(second)
@@ -296,6 +324,41 @@ class Faults(unittest.TestCase):
         first, _ = self.outcome_of("hang", 1, rank_timeout=3.0)
         self.assertIn("lost another rank", first["error"][1])
         self.assertEqual(self.newest(), 3)
+
+
+@unittest.skipUnless(sys.platform == "linux", "reads the memory of a process under /proc")
+class MemoryOfARank(unittest.TestCase):
+    """A new run, a save and a resume hold a rank's rows and one tensor, never all that one process holds."""
+
+    def test_no_rank_ever_holds_the_whole_model_or_the_whole_state(self) -> None:
+        import torch.distributed.fsdp  # noqa: F401
+
+        with tempfile.TemporaryDirectory() as holder:
+            place = Path(holder)
+            build_corpus(TEXTS, place / "corpus")
+            warm = config(place, "warm", shard=True, muon=False, steps=1, evaluate_every=1)
+            shape = {"layers": 6, "width": 256, "mlp_width": 1024, "heads": 4, "kv_heads": 4, "head_size": 64}
+            options = {"shard": True, "muon": False, "batch_rows": 2, "precision": "float32", "model": shape}
+            values = config(place, "run", **{**options, "steps": 2, "evaluate_every": 2, "stop_after": 1})
+            other = config(place, "other", **{**options, "steps": 1, "evaluate_every": 1})
+            other["init"] = str(place / "run")
+            jobs = [
+                {"name": "warm", "do": "train", "config": warm},  # loads what torch loads when it is needed
+                {"name": "new", "do": "train", "config": values, "measured": True},
+                {"name": "resumed", "do": "resume", "run": str(place / "run"), "measured": True},
+                {"name": "init", "do": "train", "config": other, "measured": True},
+            ]
+            said = Started(place, 2, jobs).results()
+        del said["warm"]
+        largest, slack = 4 * 256 * 1024, 6 << 20
+        for name, ranks in said.items():
+            for one in ranks:
+                weights, state = one["parameters"], one["optimizer"]  # of this rank: half of all
+                self.assertGreater(weights, 10 * largest)
+                with self.subTest(name, said=one):
+                    self.assertLess(one["built"], weights + 2 * largest + slack)
+                    self.assertLess(one["loaded"], weights + state + 2 * largest + slack)
+                    self.assertLess(one["saved"], 2 * largest + slack)
 
 
 @unittest.skipUnless(sys.platform == "linux", "finds the ranks of torchrun under /proc")

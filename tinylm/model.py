@@ -128,7 +128,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seed: int, put: Callable[[Tensor, Tensor], object]) -> None:
-        """Draw the weights in float32, one whole tensor at a time, each put into its place: put(place, drawn).
+        """Draw the weights in float32, one whole tensor at a time, and put(place, drawn) each.
 
         Matrices are uniform with standard deviation 1/sqrt(fan-in), projections back into the residual
         stream and the untied head zero, gains one. So the first loss is ln 257.

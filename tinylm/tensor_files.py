@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -212,7 +212,7 @@ def check_finite(name: str, tensor: Tensor, where: str) -> None:
     """Raise CheckpointError where a tensor holds infinities or NaN."""
     if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:  # of one byte: refused by dtype
         return
-    if not all(bool(torch.isfinite(part).all()) for part in tensor.reshape(-1).split(FINITE)):
+    if not all(bool(torch.isfinite(part).all()) for part in torch.split(tensor.reshape(-1), FINITE)):
         raise CheckpointError(f"{where}: {name} holds values that are not finite; use an earlier step")
 
 
@@ -290,4 +290,4 @@ def _kind(tensor: HasShape) -> torch.dtype:
 def _bytes_of(tensor: Tensor) -> files.Data:
     """The memory of a tensor: the same where it lies in one piece on the CPU, a copy elsewhere."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""

@@ -221,7 +221,7 @@ def prepare(
     The rows that a rank holds of a model on the meta device get memory; their content is undefined.
     """
     model.to(machine.weight_dtype)
-    if not model.device.type == "meta":
+    if model.device.type != "meta":
         model.to(machine.device)
     policy, window = model.config.policy, model.config.window
     plan = Plan(corpus.train, policy, window, config.batch_rows, config.seed)

@@ -51,7 +51,7 @@ def spread(
 
 
 def allocate_rows(model: nn.Module, device: str) -> None:
-    """Give the rows that this rank holds of a model on the meta device memory; their content is undefined."""
+    """Memory for the rows that this rank holds of a model on the meta device; their content is undefined."""
     tables = [
         (part, name, table) for part in model.modules() for name, table in part.named_buffers("", False)
     ]
