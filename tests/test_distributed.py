@@ -80,6 +80,11 @@ class AsOne(unittest.TestCase):
         stopped = {**RUNS["shard"], **part}
         jobs[2] += [{"name": "to-3", "do": "train", "config": config(place, "to-3", **stopped)}]
         jobs[2] += [{"name": "to-1", "do": "train", "config": config(place, "to-1", **stopped)}]
+        from_weights = {"steps": 2, "init": str(place / "reset-1"), "model": {"policy": "cross"}}
+        jobs[2] += [
+            {"name": "init", "do": "train", "config": config(place, "init-2", shard=True, **from_weights)}
+        ]
+        cls.said[1]["init"] = [do({"do": "train", "config": config(place, "init-1", **from_weights)})]
         bad = {"batch_rows": 9, "steps": 2}
         jobs[2] += [
             {"name": "rows", "do": "train", "config": config(place, "rows", **bad)},
@@ -103,8 +108,8 @@ class AsOne(unittest.TestCase):
         """What one process is told: nothing of shards."""
         return {name: value for name, value in options.items() if name != "shard"}
 
-    def tensors(self, run: str) -> dict[str, torch.Tensor]:
-        folder = checkpoint.step_folder(self.place / run, 20)
+    def tensors(self, run: str, step: int = 20) -> dict[str, torch.Tensor]:
+        folder = checkpoint.step_folder(self.place / run, step)
         checkpoint.verify_step(folder)
         return {
             f"{name} {key}": tensor
@@ -129,6 +134,12 @@ class AsOne(unittest.TestCase):
                     torch.testing.assert_close(
                         many[key], one[key], rtol=0, atol=tolerance, msg=f"{run} {key}"
                     )
+
+    def test_from_the_weights_of_another_run_too(self) -> None:
+        one, many = self.tensors("init-1", 2), self.tensors("init-2", 2)
+        self.assertEqual(one.keys(), many.keys())
+        for key in one:
+            torch.testing.assert_close(many[key], one[key], rtol=0, atol=1e-10, msg=key)
 
     def test_losses_and_held_out_text_too_and_nothing_else_is_logged(self) -> None:
         for name, _, run in self.pairs():

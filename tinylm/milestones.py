@@ -115,7 +115,7 @@ def save(
     order = checkpoint.save_order(run.model, state)
 
     def write(agree: Callable[[], None]) -> None:
-        with one_by_one(order) as whole:
+        with one_by_one(order, run.ranks) as whole:
             folder = checkpoint.save_step(
                 run.folder, step, run.model, state, manifest, replace=replace, whole=whole, agree=agree
             )
@@ -124,7 +124,7 @@ def save(
         run.report.saved(step, folder)
 
     if not run.ranks.leads:
-        make_whole(order)
+        make_whole(order, run.ranks)
     run.ranks.commit(write)
 
 

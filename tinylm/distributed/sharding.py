@@ -130,7 +130,7 @@ def put(tensor: Tensor, rows: Tensor, ranks: Ranks) -> None:
 
 
 @contextlib.contextmanager
-def one_by_one(tensors: Sequence[Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
+def one_by_one(tensors: Sequence[Tensor], ranks: Ranks) -> Iterator[Callable[[Tensor], Tensor]]:
     """Give `whole`, for a rank that uses each of `tensors` in turn while the others `make_whole` all.
 
     Where it fails between two tensors, the rest is made all the same, so that nobody waits for this rank;
@@ -142,7 +142,7 @@ def one_by_one(tensors: Sequence[Tensor]) -> Iterator[Callable[[Tensor], Tensor]
         if not left or tensor is not left.pop():
             raise AssertionError("tensors are made whole in the order that all ranks know")
         try:
-            return whole(tensor.detach())
+            return _whole_in_turn(tensor, ranks)
         except BaseException:
             left.clear()
             raise
@@ -150,13 +150,19 @@ def one_by_one(tensors: Sequence[Tensor]) -> Iterator[Callable[[Tensor], Tensor]
     try:
         yield next_whole
     finally:
-        make_whole(reversed(left))
+        make_whole(reversed(left), ranks)
 
 
-def make_whole(tensors: Iterable[Tensor]) -> None:
+def make_whole(tensors: Iterable[Tensor], ranks: Ranks) -> None:
     """Take part in making tensors whole for another rank, one at a time; nothing is kept."""
     for tensor in tensors:
-        whole(tensor.detach())
+        _whole_in_turn(tensor, ranks)
+
+
+def _whole_in_turn(tensor: Tensor, ranks: Ranks) -> Tensor:
+    if is_cut(tensor):
+        ranks.exchange(None)  # a disk may take longer than ranks wait for each other in a step
+    return whole(tensor.detach())
 
 
 def row_shards(rows: int, size: int) -> list[tuple[int, int]]:
