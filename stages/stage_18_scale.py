@@ -18,7 +18,7 @@ from tinylm.config import CorpusConfig, ModelConfig, PlanConfig, TrainConfig
 from tinylm.corpus import build_corpus, open_corpus
 from tinylm.devices import choose_machine
 from tinylm.distributed.ranks import ALONE, Ranks, join, leave
-from tinylm.distributed.sharding import gathered, local
+from tinylm.distributed.sharding import local, whole
 from tinylm.model import Transformer
 from tinylm.optimizer import rate_scale
 from tinylm.plan import Prediction, amount, duration, memory, predict
@@ -77,7 +77,7 @@ def learn(policy: Any, way: str, steps: int, ranks: Ranks, place: Path = Path())
     run.loss = loss
     scales = [rate_scale(step, steps, config.warmup, config.decay) for step in range(steps)]
     losses = [train_step(run, run.plan.batch(step), step, scale)[0] for step, scale in enumerate(scales)]
-    weights = gathered(dict(model.named_parameters()), ranks)
+    weights = {name: whole(weight.detach()) for name, weight in model.named_parameters()}
     if ranks.leads:
         safetensors.torch.save_file(weights, place / f"{policy}-{way}-{ranks.size}.safetensors")
     state = [tensor for tensor in run.optimizer.state().values() if tensor.ndim]

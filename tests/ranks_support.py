@@ -6,6 +6,7 @@ Loading torch on each rank takes longer than all that the ranks do, so they are 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -145,6 +146,8 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     ):
         if "fault" in job and os.environ.get("RANK", "0") == str(job["rank"]):
             patches.enter_context(fault(job["fault"]))
+        if job.get("measured"):
+            measure(patches, said)
         try:
             if job["do"] == "train":
                 values = {**job["config"], "model": ModelConfig(**job["config"]["model"])}
@@ -164,17 +167,71 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
+def measure(patches: contextlib.ExitStack, said: dict[str, Any]) -> None:
+    """Note the most memory, in bytes above what this process had, until it has a model that is cut
+    (`built`), until the first step (`loaded`), and in the saves above what it had before each (`saved`)."""
+    from tinylm import trainer
+
+    large_blocks = -3  # M_MMAP_THRESHOLD: these go back to the system, so that what is resident is in use
+    ctypes.CDLL(None).mallopt(large_blocks, 1 << 16)
+    optimizer, loop, save = trainer.Optimizer, trainer.loop, trainer.save
+    before = resident()
+
+    def noted(name: str, work: Any) -> Any:
+        def call(*given: Any, **options: Any) -> Any:
+            said.setdefault(name, resident("VmHWM") - before)
+            return work(*given, **options)
+
+        return call
+
+    def saved(*given: Any, **options: Any) -> None:
+        start = resident()
+        save(*given, **options)
+        said["saved"] = max(said.get("saved", 0), resident("VmHWM") - start)
+
+    patches.enter_context(mock.patch.object(trainer, "Optimizer", noted("built", optimizer)))
+    patches.enter_context(mock.patch.object(trainer, "loop", noted("loaded", loop)))
+    patches.enter_context(mock.patch.object(trainer, "save", saved))
+
+
+def resident(kind: str = "VmRSS") -> int:
+    """Bytes of this process in memory: now (from where the peak, VmHWM, is counted anew), or at the peak."""
+    if kind == "VmRSS":
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith(kind):
+            return 1024 * int(line.split()[1])
+    raise AssertionError(f"no {kind}")
+
+
 FAULTY = 3
 """The step (from 0) in which a fault happens, or the checkpoint after it."""
 
 
 def fault(kind: str) -> Any:
     """A patch by which this rank fails in a step, or while the step after it is saved."""
-    from tinylm import files, training_step
+    from tinylm import files, trainer, training_step
     from tinylm.distributed.ranks import Ranks
 
     accumulate, write_new, commit = training_step.accumulate, files.write_new, Ranks.commit
     steps = 0
+    agreed, written, write_all = trainer.check_same_step, 0, files.write_all
+
+    def full_in_a_tensor(file: Any, data: Any) -> None:
+        nonlocal written
+        if f"{FAULTY + 1:08d}" in file.name and file.name.endswith("training.safetensors"):
+            written += 1
+            if written == 4:
+                write_all(file, data[: len(data) // 2])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_all(file, data)
+
+    def flipped(folder: Path, seen: list[int]) -> None:
+        agreed(folder, seen)
+        for path in sorted(folder.glob("step-*/training.safetensors")):
+            data = bytearray(path.read_bytes())
+            data[-3] ^= 1
+            path.write_bytes(data)
 
     def faulty_step(run: Any, batch: Any, step: int) -> float:
         if step == FAULTY:
@@ -206,6 +263,10 @@ def fault(kind: str) -> Any:
         return commit(self, write)
 
     total = Ranks.total
+    if kind == "disk in a tensor":
+        return mock.patch.object(files, "write_all", full_in_a_tensor)
+    if kind == "flip":
+        return mock.patch.object(trainer, "check_same_step", flipped)
     if kind == "disk":
         return mock.patch.object(files, "write_new", full_disk)
     if kind == "kill before the rename":

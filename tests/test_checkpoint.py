@@ -1,6 +1,7 @@
 """Checkpoints: nothing is trusted before contract and digest agree, and nothing half-written counts."""
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import json
@@ -10,6 +11,7 @@ import tempfile
 import threading
 import time
 import unittest
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -17,7 +19,7 @@ from unittest import mock
 import safetensors.torch
 import torch
 
-from tinylm import checkpoint, contract, files
+from tinylm import checkpoint, contract, files, tensor_files
 from tinylm.config import ModelConfig, TrainConfig
 from tinylm.errors import CheckpointError, ContractError, TinylmError
 from tinylm.model import Transformer
@@ -384,7 +386,7 @@ class TestSteps(Case):
             last = header["lm_head.weight"]["data_offsets"][1]
             text = json.dumps(header).replace(f", {last}]", f", {end}]", 1)
             with self.assertRaisesRegex(CheckpointError, "data_offsets"):
-                checkpoint.read_header(with_header(data, text), "here")
+                tensor_files.read_header(with_header(data, text), "here")
 
     def test_a_float64_model_stays_float64(self):
         model = Transformer(TINY, seed=2).double()
@@ -455,6 +457,156 @@ class TestSteps(Case):
         self.evaluated(3, 3.0)
         checkpoint.prune(self.run_folder, 1)
         self.assertEqual(self.steps(), [3, 1])
+
+
+class TestOneByOne(Case):
+    """Files that are written and read tensor by tensor, for ranks without memory for all of them."""
+
+    def test_the_bytes_are_those_that_safetensors_writes(self):
+        kinds = (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16, torch.bool)
+        kinds += (torch.uint8, torch.int8, torch.int16, torch.int32)
+        odd = {f"{number}.{kind}": torch.arange(number + 3).to(kind) for number, kind in enumerate(kinds)}
+        odd |= {
+            "b": torch.zeros(0, 3),
+            "a": torch.tensor(7),
+            'é "\\ \n': torch.ones(2, 3).T,
+            "": torch.ones(1, 1),
+        }
+        weights = dict(self.model.named_parameters())
+        double = {name: tensor.double() for name, tensor in self.optimizer.state().items()}
+        for tensors in (odd, {}, weights, self.optimizer.state(), double, dict(reversed(weights.items()))):
+            for info in ({"step": 12}, {"model": {"a": 'é"\\'}}):
+                metadata = {"tinylm": tensor_files.header_info(info)}
+                plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+                expected = safetensors.torch.save(plain, metadata)
+                self.assertEqual(tensor_files.to_bytes(tensors, info), expected)
+        state = self.optimizer.state()
+        folder = self.save(3)
+        info = {"tinylm": tensor_files.header_info({"step": 3})}
+        self.assertEqual((folder / "training.safetensors").read_bytes(), safetensors.torch.save(state, info))
+
+    def test_other_numbers_are_not_written(self):
+        with self.assertRaisesRegex(TypeError, "complex64"):
+            tensor_files.to_bytes({"a": torch.zeros(2, dtype=torch.complex64)}, {})
+
+    def test_a_tensor_is_forgotten_before_the_next_one_is_made(self):
+        alive, most = 0, []
+
+        def gone(size):
+            nonlocal alive
+            alive -= size
+
+        def whole(tensor):
+            nonlocal alive
+            made = tensor.detach().clone()
+            alive += made.nbytes
+            most.append(alive)
+            weakref.finalize(made.untyped_storage(), gone, made.nbytes)
+            return made
+
+        state = self.optimizer.state()
+        checkpoint.save_step(self.run_folder, 1, self.model, state, {}, whole=whole)
+        order = checkpoint.save_order(self.model, state)
+        self.assertEqual(most, [tensor.nbytes for tensor in order])
+        self.assertEqual(len(order), len(list(self.model.parameters())) + len(state))
+
+    def filled(self, found, put=torch.Tensor.copy_):
+        """A model and a state, read one by one into places that hold something else."""
+        model = Transformer(TINY, seed=9)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        checkpoint.fill_model(found, TINY, weights, put)
+        state = {name: torch.full_like(tensor, 5) for name, tensor in self.optimizer.state().items()}
+        if found.manifest is not None:
+            checkpoint.fill_training(found, state, put)
+        return weights, state
+
+    def test_what_is_read_one_by_one_is_what_was_saved(self):
+        with torch.no_grad():
+            for number, tensor in enumerate(self.optimizer.state().values()):
+                tensor.fill_(number)
+        found = checkpoint.find(self.save(4))
+        weights, state = self.filled(found)
+        for name, parameter in self.model.named_parameters():
+            self.assertTrue(torch.equal(weights[name], parameter), name)
+        self.assertEqual(state.keys(), checkpoint.load_training(found).keys())
+        for name, tensor in checkpoint.load_training(found).items():
+            self.assertTrue(torch.equal(state[name], tensor), name)
+        self.assertEqual(checkpoint.model_config(found), TINY)
+
+    def test_a_flipped_bit_anywhere_is_refused_by_its_digest_whatever_it_says(self):
+        folder = self.save(1)
+        found = checkpoint.find(folder)
+        for path in (folder / checkpoint.MODEL, folder / checkpoint.TRAINING):
+            whole = path.read_bytes()
+            header = int.from_bytes(whole[:8], "little")
+            for position in {
+                0,
+                5,
+                7,
+                8,
+                9,
+                header // 2,
+                header + 7,
+                header + 8,
+                len(whole) // 2,
+                len(whole) - 1,
+            }:
+                damaged = bytearray(whole)
+                damaged[position] ^= 64
+                path.write_bytes(damaged)
+                with self.assertRaisesRegex(CheckpointError, f"{path.name}: its SHA-256", msg=str(position)):
+                    self.filled(found)
+            for damaged in (whole[:-1], whole + b"\0", b"", whole[:3]):
+                path.write_bytes(damaged)
+                with self.assertRaisesRegex(CheckpointError, f"{path.name}: its SHA-256"):
+                    self.filled(found)
+            path.write_bytes(whole)
+        self.filled(found)
+
+    def test_a_model_file_without_a_manifest_is_checked_all_the_same(self):
+        path = self.run_folder / "model.safetensors"
+        found = checkpoint.Checkpoint(path, None)
+        tensors = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        info = {"model": dataclasses.asdict(TINY)}
+        path.write_bytes(tensor_files.to_bytes(tensors, info))
+        self.filled(found)
+        whole = path.read_bytes()
+        wrong = [
+            ({**tensors, "model.norm.weight": torch.full((32,), float("inf"))}, "not finite"),
+            ({**tensors, "model.norm.weight": torch.zeros(31)}, r"model.norm.weight is \[31\]"),
+            ({**tensors, "model.norm.weight": torch.zeros(32).half()}, "float16, expected"),
+            ({name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}, "is missing"),
+            ({**tensors, "more": torch.zeros(1)}, "more is not part"),
+        ]
+        for changed, words in wrong:
+            path.write_bytes(tensor_files.to_bytes(changed, info))
+            with self.assertRaisesRegex(CheckpointError, words):
+                self.filled(found, mock.Mock())
+        path.write_bytes(tensor_files.to_bytes(tensors, {"model": {**info["model"], "rope_theta": 5.0}}))
+        with self.assertRaisesRegex(CheckpointError, "was replaced"):
+            self.filled(found)
+        put = mock.Mock(side_effect=AssertionError("a tensor was used"))
+        path.write_bytes(with_header(whole, json.dumps({**header_of(whole), "__metadata__": {}})))
+        with self.assertRaises(ContractError):
+            self.filled(found, put)
+        for change in (
+            {"shape": [33]},
+            {"shape": [-32]},
+            {"shape": 32},
+            {"dtype": "F8_E4M3"},
+            {"dtype": None},
+        ):
+            header = header_of(whole)
+            header["model.norm.weight"].update(change)
+            path.write_bytes(with_header(whole, json.dumps(header)))
+            with self.assertRaises(CheckpointError) as caught:
+                self.filled(found, put)
+            self.assertRegex(str(caught.exception), "do not agree|are not read here")
+        header = header_of(whole)
+        header["model.norm.weight"]["data_offsets"] = header["lm_head.weight"]["data_offsets"]
+        path.write_bytes(with_header(whole, json.dumps(header)))
+        with self.assertRaises(CheckpointError):
+            self.filled(found, put)
 
 
 class TestReaders(Case):

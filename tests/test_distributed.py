@@ -80,6 +80,11 @@ class AsOne(unittest.TestCase):
         stopped = {**RUNS["shard"], **part}
         jobs[2] += [{"name": "to-3", "do": "train", "config": config(place, "to-3", **stopped)}]
         jobs[2] += [{"name": "to-1", "do": "train", "config": config(place, "to-1", **stopped)}]
+        from_weights = {"steps": 2, "init": str(place / "reset-1"), "model": {"policy": "cross"}}
+        jobs[2] += [
+            {"name": "init", "do": "train", "config": config(place, "init-2", shard=True, **from_weights)}
+        ]
+        cls.said[1]["init"] = [do({"do": "train", "config": config(place, "init-1", **from_weights)})]
         bad = {"batch_rows": 9, "steps": 2}
         jobs[2] += [
             {"name": "rows", "do": "train", "config": config(place, "rows", **bad)},
@@ -103,8 +108,8 @@ class AsOne(unittest.TestCase):
         """What one process is told: nothing of shards."""
         return {name: value for name, value in options.items() if name != "shard"}
 
-    def tensors(self, run: str) -> dict[str, torch.Tensor]:
-        folder = checkpoint.step_folder(self.place / run, 20)
+    def tensors(self, run: str, step: int = 20) -> dict[str, torch.Tensor]:
+        folder = checkpoint.step_folder(self.place / run, step)
         checkpoint.verify_step(folder)
         return {
             f"{name} {key}": tensor
@@ -129,6 +134,12 @@ class AsOne(unittest.TestCase):
                     torch.testing.assert_close(
                         many[key], one[key], rtol=0, atol=tolerance, msg=f"{run} {key}"
                     )
+
+    def test_from_the_weights_of_another_run_too(self) -> None:
+        one, many = self.tensors("init-1", 2), self.tensors("init-2", 2)
+        self.assertEqual(one.keys(), many.keys())
+        for key in one:
+            torch.testing.assert_close(many[key], one[key], rtol=0, atol=1e-10, msg=key)
 
     def test_losses_and_held_out_text_too_and_nothing_else_is_logged(self) -> None:
         for name, _, run in self.pairs():
@@ -281,6 +292,34 @@ class Faults(unittest.TestCase):
         self.assertIn("No space left on device", first["error"][1])
         self.assertEqual(self.newest(), 3)
 
+    def test_a_disk_that_is_full_in_the_middle_of_a_tensor_stops_all_whose_weights_are_cut(self) -> None:
+        for shard in (True, False):
+            first, second = self.outcome_of("disk in a tensor", 0, shard=shard)
+            self.assertEqual([first["error"][0], second["error"][0]], ["TrainingError", "RankError"])
+            self.assertIn("training.safetensors: No space left on device", first["error"][1])
+            self.assertIn("step 3 is saved; go on with: tinylm train --resume", first["error"][1])
+            self.assertIn("training.safetensors", second["error"][1])
+            self.assertEqual(len(second["error"][1].splitlines()), 1)
+            self.assertEqual(self.newest(), 3)
+
+    def test_a_byte_that_changes_after_the_step_was_verified_is_refused_by_all(self) -> None:
+        place = Path(tempfile.mkdtemp(dir=self.place))
+        (place / "corpus").symlink_to(self.place / "corpus")
+        options = {"steps": 6, "sample_tokens": 0, "shard": True, "stop_after": 2}
+        values = config(place, "run", **{**options, "evaluate_every": 6})
+        resumed = {"do": "resume", "run": str(place / "run")}
+        jobs = [
+            {"name": "run", "do": "train", "config": values},
+            {"name": "flip", "fault": "flip", "rank": 0, **resumed},
+            {"name": "later", **resumed},
+        ]
+        said = Started(place, 2, jobs).results()
+        first, second = said["flip"]
+        self.assertEqual([first["error"][0], second["error"][0]], ["CheckpointError", "RankError"])
+        self.assertIn("training.safetensors: its SHA-256 is not that of the manifest", first["error"][1])
+        self.assertTrue(all(len(one["error"][1].splitlines()) == 1 for one in said["flip"]))
+        self.assertIn("no step verifies", said["later"][0]["error"][1])
+
     def test_nothing_takes_its_name_where_a_rank_was_lost_before_the_rename(self) -> None:
         first, second = self.outcome_of("kill before the rename", 1)
         self.assertIsNone(second)
@@ -296,6 +335,41 @@ class Faults(unittest.TestCase):
         first, _ = self.outcome_of("hang", 1, rank_timeout=3.0)
         self.assertIn("lost another rank", first["error"][1])
         self.assertEqual(self.newest(), 3)
+
+
+@unittest.skipUnless(sys.platform == "linux", "reads the memory of a process under /proc")
+class MemoryOfARank(unittest.TestCase):
+    """A new run, a save and a resume hold a rank's rows and one tensor, never all that one process holds."""
+
+    def test_no_rank_ever_holds_the_whole_model_or_the_whole_state(self) -> None:
+        import torch.distributed.fsdp  # noqa: F401
+
+        with tempfile.TemporaryDirectory() as holder:
+            place = Path(holder)
+            build_corpus(TEXTS, place / "corpus")
+            warm = config(place, "warm", shard=True, muon=False, steps=1, evaluate_every=1)
+            shape = {"layers": 6, "width": 256, "mlp_width": 1024, "heads": 4, "kv_heads": 4, "head_size": 64}
+            options = {"shard": True, "muon": False, "batch_rows": 2, "precision": "float32", "model": shape}
+            values = config(place, "run", **{**options, "steps": 2, "evaluate_every": 2, "stop_after": 1})
+            other = config(place, "other", **{**options, "steps": 1, "evaluate_every": 1})
+            other["init"] = str(place / "run")
+            jobs = [
+                {"name": "warm", "do": "train", "config": warm},  # loads what torch loads when it is needed
+                {"name": "new", "do": "train", "config": values, "measured": True},
+                {"name": "resumed", "do": "resume", "run": str(place / "run"), "measured": True},
+                {"name": "init", "do": "train", "config": other, "measured": True},
+            ]
+            said = Started(place, 2, jobs).results()
+        del said["warm"]
+        largest, slack = 4 * 256 * 1024, 6 << 20
+        for name, ranks in said.items():
+            for one in ranks:
+                weights, state = one["parameters"], one["optimizer"]  # of this rank: half of all
+                self.assertGreater(weights, 10 * largest)
+                with self.subTest(name, said=one):
+                    self.assertLess(one["built"], weights + 2 * largest + slack)
+                    self.assertLess(one["loaded"], weights + state + 2 * largest + slack)
+                    self.assertLess(one["saved"], 2 * largest + slack)
 
 
 @unittest.skipUnless(sys.platform == "linux", "finds the ranks of torchrun under /proc")

@@ -528,7 +528,7 @@ class TestRun(Case):
         before = sorted(self.folder.iterdir())
         with self.assertRaisesRegex(ConfigError, "exists"):
             interop.import_model(folder, folder)
-        real = files.write_new
+        real = files.write_pieces
         for call in range(1, 5):
             calls = iter(range(1, 99))
 
@@ -537,7 +537,7 @@ class TestRun(Case):
                     raise OSError(28, "No space left on device", str(path))
                 return real(path, data)
 
-            with mock.patch("tinylm.files.write_new", failing), self.assertRaises(OSError):
+            with mock.patch("tinylm.files.write_pieces", failing), self.assertRaises(OSError):
                 interop.import_model(folder, self.folder / "deep" / "run")
             self.assertEqual(sorted(self.folder.iterdir()), before)
 

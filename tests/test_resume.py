@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from tinylm import checkpoint, evaluate, files, metrics, trainer
+from tinylm import checkpoint, evaluate, files, metrics, tensor_files, trainer
 from tinylm.config import INEXACT, RESUMABLE, ModelConfig, TrainConfig
 from tinylm.corpus import build_corpus
 from tinylm.devices import Machine, compile_obstacle, reproducible
@@ -348,7 +348,7 @@ class States(Case):
         manifest = json.loads((step / checkpoint.MANIFEST).read_bytes())
         info, tensors = checkpoint.read_tensors(step / checkpoint.TRAINING)
         change(tensors, manifest, info)
-        data = checkpoint._to_bytes(tensors, {"step": info["step"]})
+        data = tensor_files.to_bytes(tensors, {"step": info["step"]})
         manifest["files"][checkpoint.TRAINING] = {
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import tempfile
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -143,13 +144,13 @@ class Identity(WithASavedStep):
 
     def test_the_manifest_is_written_last(self) -> None:
         written = []
-        real = files.write_new
+        real = files.write_pieces
 
-        def record(path: Path, data: bytes) -> str:
+        def record(path: Path, pieces: Iterator[bytes]) -> tuple[int, str]:
             written.append(path.name)
-            return real(path, data)
+            return real(path, pieces)
 
-        with mock.patch("tinylm.files.write_new", record):
+        with mock.patch("tinylm.files.write_pieces", record):
             self.save(2)
         self.assertEqual(written, ["model.safetensors", "training.safetensors", "manifest.json"])
 

@@ -442,7 +442,7 @@ class TestSignals(Case):
         self.assertEqual([step for step, _ in checkpoint.list_steps(part.run)], [3])
 
     def test_a_signal_in_the_middle_of_a_save_lets_it_finish(self):
-        real, calls = files.write_new, []
+        real, calls = files.write_pieces, []
 
         def write(path, data):
             digest = real(path, data)
@@ -451,7 +451,7 @@ class TestSignals(Case):
                 os.kill(os.getpid(), signal.SIGTERM)
             return digest
 
-        with mock.patch("tinylm.files.write_new", write):
+        with mock.patch("tinylm.files.write_pieces", write):
             part = trainer.train(self.config(save_every=2))
         self.assertEqual((part.step, part.signal), (2, signal.SIGTERM))
         self.assertEqual(checkpoint.newest_step(part.run).skipped, ())

@@ -6,31 +6,41 @@ counts only if it has its name (the temporary folder was renamed) and verifies.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from tinylm import contract, files
 from tinylm.config import ModelConfig
 from tinylm.errors import CheckpointError, ContractError, ShapeError
 from tinylm.model import Transformer
+from tinylm.shapes import state_problems
+from tinylm.tensor_files import (
+    Entry,
+    Put,
+    header_info,
+    in_order,
+    other_digest,
+    parse_tensors,
+    pieces,
+    read_each,
+    read_header,
+    read_info,
+    readable,
+    to_bytes,
+)
 
 MODEL = "model.safetensors"
 TRAINING = "training.safetensors"
 MANIFEST = "manifest.json"
-KEY = "tinylm"
 STEP_FOLDER = re.compile(r"step-(\d{8})")
 GONE = "does not exist; expected a run folder, a step folder or a model file"
 LISTINGS = 5
@@ -63,14 +73,14 @@ def save_model(path: Path, model: Transformer) -> None:
     files.write_atomic(path, model_bytes(model))
 
 
-def model_bytes(model: Transformer, weights: Mapping[str, Tensor] | None = None) -> bytes:
-    """The content of `model.safetensors`; `weights` by name where the model itself is cut over ranks."""
-    return _to_bytes(weights or dict(model.named_parameters()), {"model": asdict(model.config)})
+def model_bytes(model: Transformer) -> bytes:
+    """The content of `model.safetensors`."""
+    return to_bytes(dict(model.named_parameters()), {"model": asdict(model.config)})
 
 
 def model_info(model: Transformer) -> str:
     """What stands under the `tinylm` key of a model file: shape, format and contract, canonical JSON."""
-    return _info({"model": asdict(model.config)})
+    return header_info({"model": asdict(model.config)})
 
 
 def save_step(
@@ -81,29 +91,39 @@ def save_step(
     manifest: Mapping[str, Any],
     *,
     replace: bool = False,
-    weights: Mapping[str, Tensor] | None = None,
+    whole: Callable[[Tensor], Tensor] = Tensor.detach,
     agree: Callable[[], None] | None = None,
 ) -> Path:
     """Write the checkpoint of a step: a temporary folder, manifest last, fsync, rename. Returns the folder.
 
     `training` is the optimizer's state by name; `manifest` is what else a resume needs. An existing step
-    raises FileExistsError, unless `replace`. `weights`: those of the model, where it is cut over ranks.
+    raises FileExistsError, unless `replace`. Each tensor is written before the next one is made whole:
+    `whole` gets them in the order of `save_order`, and returns them where a rank holds rows only.
     `agree` is called before the rename; if it raises, nothing takes its name.
     """
     target = step_folder(run, step)
-    contents = {MODEL: model_bytes(model, weights), TRAINING: _to_bytes(training, {"step": step})}
-    listed = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in contents.items()
+    weights = dict(model.named_parameters())
+    contents = {
+        MODEL: pieces(weights, {"model": asdict(model.config)}, whole),
+        TRAINING: pieces(training, {"step": step}, whole),
     }
-    own = {"format": files.FORMAT, "contract": contract.contract(), "step": step, "files": listed}
+    own = {"format": files.FORMAT, "contract": contract.contract(), "step": step}
     with files.new_folder(target, replace=replace) as folder:
-        for name, data in contents.items():
-            files.write_new(folder / name, data)
+        listed = {}
+        for name, parts in contents.items():
+            size, digest = files.write_pieces(folder / name, parts)
+            listed[name] = {"bytes": size, "sha256": digest}
+        own["files"] = listed
         files.write_new(folder / MANIFEST, files.readable_json(files.seal({**manifest, **own})))
         if agree is not None:
             agree()
     return target
+
+
+def save_order(model: Transformer, training: Mapping[str, Tensor]) -> list[Tensor]:
+    """The tensors of a step in the order in which `save_step` makes them whole."""
+    weights = dict(model.named_parameters())
+    return [kept[name] for kept in (weights, training) for name in in_order(kept)]
 
 
 def verify_step(folder: Path) -> dict[str, Any]:
@@ -127,16 +147,12 @@ def verify_step(folder: Path) -> dict[str, Any]:
 
 def _check_file(path: Path, size: int, digest: str) -> None:
     """Raise CheckpointError unless a file has the size and the SHA-256 that the manifest gives."""
-    with _readable(path):
+    with readable(path):
         found = path.stat().st_size
         if found != size:
             raise CheckpointError(f"{path}: {found:,} bytes, expected {size:,}; the file was cut or extended")
         if files.sha256_file(path) != digest:
-            raise _other_digest(path)
-
-
-def _other_digest(path: Path) -> CheckpointError:
-    return CheckpointError(f"{path}: its SHA-256 is not that of the manifest; the file was damaged")
+            raise other_digest(path)
 
 
 def _listed(manifest: Mapping[str, Any], name: str, path: Path) -> tuple[int, str]:
@@ -259,11 +275,60 @@ def load_training(found: Checkpoint) -> dict[str, Tensor]:
     assert found.manifest is not None
     path = found.folder / TRAINING
     info, tensors = read_tensors(path, _listed(found.manifest, TRAINING, found.folder / MANIFEST))
+    _check_step(found, info)
+    return tensors
+
+
+def _check_step(found: Checkpoint, info: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where an optimizer's state is of another step than the manifest."""
+    assert found.manifest is not None
     if info.get("step") != found.manifest["step"]:
         raise CheckpointError(
-            f"{path}: is of step {info.get('step')!r}, expected {found.manifest['step']}; use an earlier step"
+            f"{found.folder / TRAINING}: is of step {info.get('step')!r}, expected "
+            f"{found.manifest['step']}; use an earlier step"
         )
-    return tensors
+
+
+def model_config(found: Checkpoint) -> ModelConfig:
+    """The shape of a model, as its file says; `fill_model` compares it with what it then reads."""
+    info = read_info(found.model_file)
+    return ModelConfig.from_dict(info.get("model"), str(found.model_file))
+
+
+def fill_model(found: Checkpoint, config: ModelConfig, weights: Mapping[str, Tensor], put: Put) -> None:
+    """Read the weights of a model of shape `config` one by one, each into its place, or some rows of it.
+
+    For ranks that hold rows only. Refuses what `load` refuses; `weights` may be used once this returns.
+    """
+
+    def checked(info: Any, entries: Mapping[str, Entry]) -> Mapping[str, Tensor]:
+        where = str(found.model_file)
+        if ModelConfig.from_dict(info.get("model"), where) != config:
+            raise CheckpointError(f"{where}: was replaced while it was read; start again")
+        wide = any(entry.dtype == torch.float64 for entry in entries.values())
+        dtype = torch.float64 if wide else torch.float32
+        wanted = {name: Entry(tuple(place.shape), dtype) for name, place in weights.items()}
+        if problems := state_problems(entries, wanted):
+            raise CheckpointError(f"{where}: {'; '.join(problems)}")
+        return weights
+
+    listed = None if found.manifest is None else _listed(found.manifest, MODEL, found.folder / MANIFEST)
+    read_each(found.model_file, listed, checked, put)
+
+
+def fill_training(found: Checkpoint, state: Mapping[str, Tensor], put: Put) -> None:
+    """Read the optimizer's state of a verified step as `fill_model` reads weights."""
+    assert found.manifest is not None
+    path = found.folder / TRAINING
+
+    def checked(info: Any, entries: Mapping[str, Entry]) -> Mapping[str, Tensor]:
+        _check_step(found, info)
+        wanted = {name: Entry(tuple(place.shape), place.dtype) for name, place in state.items()}
+        if problems := state_problems(entries, wanted):
+            raise CheckpointError(f"{path}: {'; '.join(problems)}")
+        return state
+
+    read_each(path, _listed(found.manifest, TRAINING, found.folder / MANIFEST), checked, put)
 
 
 def set_aside_after(run: Path, step: int) -> list[Path]:
@@ -319,91 +384,11 @@ def read_tensors(
     """
     data = _read(path)
     if listed is not None and (len(data), hashlib.sha256(data).hexdigest()) != listed:
-        raise _other_digest(path)
+        raise other_digest(path)
     info = read_header(data, str(path))
     return info, parse_tensors(data, str(path))
 
 
-def parse_tensors(data: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors in the bytes of a safetensors file, all finite; its header was checked before."""
-    try:
-        tensors = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{where}: not a whole safetensors file ({error}); use an undamaged copy"
-        ) from None
-    except (KeyError, RuntimeError) as error:  # a number format that torch does not have
-        raise CheckpointError(f"{where}: holds numbers that torch cannot read ({error})") from None
-    for name, tensor in tensors.items():
-        floats = tensor.is_floating_point() and tensor.dtype.itemsize > 1  # of one byte: refused by dtype
-        if floats and not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{where}: {name} holds values that are not finite; use an earlier step")
-    return tensors
-
-
-def read_header(data: bytes, where: str) -> dict[str, Any]:
-    """Check the header of a safetensors file and the contract in it; returns what the `tinylm` key holds."""
-    info: dict[str, Any] = parse_header(data, where)[1]
-    contract.verify(info.get("contract") if isinstance(info, dict) else None, where)
-    if type(info.get("format")) is not int or info["format"] != files.FORMAT:
-        raise CheckpointError(f"{where}: format is {info.get('format')!r}, expected {files.FORMAT}")
-    return info
-
-
-def parse_header(data: bytes, where: str) -> tuple[dict[str, Any], Any]:
-    """The header of a safetensors file without duplicates, and what its `tinylm` key holds ({} without).
-
-    Whoever wrote the file: no contract is asked for. Raises CheckpointError where it is not whole.
-    """
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > len(data) - 8 or data[8:9] != b"{":
-        raise CheckpointError(
-            f"{where}: {len(data):,} bytes are not a safetensors file, or it was cut; use a whole copy"
-        )
-    header = files.parse_json(data[8 : 8 + size], f"{where} (header)", ContractError)
-    entries = [entry for name, entry in header.items() if name != "__metadata__"]
-    try:
-        ends = [entry["data_offsets"][1] for entry in entries]
-    except (KeyError, IndexError, TypeError):
-        ends = [None]
-    if not all(type(end) is int for end in ends):
-        raise CheckpointError(f"{where}: a tensor has no data_offsets; not a whole safetensors header")
-    end = max(ends, default=0)
-    if 8 + size + end != len(data):
-        raise CheckpointError(
-            f"{where}: {len(data):,} bytes, expected {8 + size + end:,}; the file was cut or extended"
-        )
-    metadata = header.get("__metadata__")
-    text = metadata.get(KEY) if isinstance(metadata, dict) else None
-    info = files.parse_json(text, f"{where} ({KEY})", ContractError) if isinstance(text, str) else {}
-    return header, info
-
-
-def _to_bytes(tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> bytes:
-    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return safetensors.torch.save(copies, {KEY: _info(info)})
-
-
-def _info(info: Mapping[str, Any]) -> str:
-    body: dict[str, Any] = {**info, "format": files.FORMAT, "contract": contract.contract()}
-    return files.canonical_json(body).decode("ascii")
-
-
 def _read(path: Path) -> bytes:
-    with _readable(path), files.named(path):
+    with readable(path), files.named(path):
         return path.read_bytes()
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """A file that is not there, is no file, or that its disk cannot read: the checkpoint is not whole."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{path}: does not exist; the checkpoint is not whole") from None
-    except IsADirectoryError:
-        raise CheckpointError(f"{path}: is a folder, expected a file; the checkpoint is not whole") from None
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); the disk may be failing") from None

@@ -47,16 +47,30 @@ def write_atomic(path: str | os.PathLike[str], data: Data) -> str:
 
 def write_new(path: str | os.PathLike[str], data: Data) -> str:
     """Write and fsync a file that must not exist yet; returns the SHA-256. For files of a `new_folder`."""
-    view = memoryview(data).cast("B")
-    digest = hashlib.sha256()
-    with named(path), open(path, "xb", buffering=0) as file:
+    return write_pieces(path, iter((data,)))[1]
+
+
+def write_pieces(path: str | os.PathLike[str], pieces: Iterator[Data]) -> tuple[int, str]:
+    """As `write_new`, of data that is made while it is written; returns its bytes and their SHA-256.
+
+    A piece is forgotten before the next one is asked for.
+    """
+    digest, length = hashlib.sha256(), 0
+
+    def write(view: memoryview) -> int:
         for start in range(0, len(view), BLOCK):
             block = view[start : start + BLOCK]
             digest.update(block)
             write_all(file, block)
+        return len(view)
+
+    with named(path), open(path, "xb", buffering=0) as file:
+        while (piece := next(pieces, None)) is not None:
+            length += write(memoryview(piece).cast("B"))
+            del piece
         os.fsync(file.fileno())
-    check_length(path, len(view))
-    return digest.hexdigest()
+    check_length(path, length)
+    return length, digest.hexdigest()
 
 
 def check_length(path: str | os.PathLike[str], length: int) -> None:

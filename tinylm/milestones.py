@@ -12,7 +12,7 @@ from tinylm.config import GenerateConfig
 from tinylm.devices import is_out_of_memory, versions
 from tinylm.distributed.launch import going_on
 from tinylm.distributed.ranks import company
-from tinylm.distributed.sharding import Together, gathered
+from tinylm.distributed.sharding import Together, make_whole, one_by_one
 from tinylm.errors import TrainingError
 from tinylm.evaluate import Evaluation, evaluate
 from tinylm.generate import generate
@@ -96,7 +96,8 @@ def save(
 ) -> None:
     """Write the checkpoint of a step, verify it, then remove what is older than `keep` allows.
 
-    Rank 0 writes; the others are there when it renames, or it does not.
+    Rank 0 writes, and of what is cut over ranks no rank holds more than one whole tensor at a time; the
+    others are there when it renames, or it does not.
     """
     log.sync()
     measured = None
@@ -111,19 +112,20 @@ def save(
         "validation": measured,
         "deviations": list(run.deviations),
     }
-    state, weights = run.optimizer.state(), None
-    if run.machine.shard:
-        weights = gathered(dict(run.model.named_parameters()), run.ranks)
-        state = gathered(state, run.ranks)
+    state = run.optimizer.state()
+    order = checkpoint.save_order(run.model, state)
 
     def write(agree: Callable[[], None]) -> None:
-        folder = checkpoint.save_step(
-            run.folder, step, run.model, state, manifest, replace=replace, weights=weights, agree=agree
-        )
+        with one_by_one(order, run.ranks) as whole:
+            folder = checkpoint.save_step(
+                run.folder, step, run.model, state, manifest, replace=replace, whole=whole, agree=agree
+            )
         checkpoint.verify_step(folder)
         checkpoint.prune(run.folder, run.config.keep)
         run.report.saved(step, folder)
 
+    if not run.ranks.leads:
+        make_whole(order, run.ranks)
     run.ranks.commit(write)
 
 

@@ -7,6 +7,7 @@ SwiGLU, no biases. Tensors carry the Hugging Face Qwen3 names.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -110,35 +111,44 @@ class Decoder(nn.Module):
 class Transformer(nn.Module):
     """A decoder-only language model over 257 tokens. The weights depend on `config` and `seed` only."""
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int | None = 0) -> None:
+        """Without a seed the weights stay on the meta device: they have shapes, and no memory yet."""
         super().__init__()
         self.config = config.check()
         with torch.device("meta"):
             self.model = Decoder(config)
             self.lm_head = None if config.tied else nn.Linear(config.width, VOCABULARY_SIZE, bias=False)
-        allocate(self)
+        if seed is not None:
+            allocate(self)
         self.register_buffer("cos_TK", None, persistent=False)
         self.register_buffer("sin_TK", None, persistent=False)
         self.cos_TK, self.sin_TK = rotary_tables(config)
-        self.initialize(seed)
+        if seed is not None:
+            self.initialize(seed, Tensor.copy_)
 
     @torch.no_grad()
-    def initialize(self, seed: int) -> None:
-        """Draw the weights: matrices uniform with standard deviation 1/sqrt(fan-in), projections back
-        into the residual stream and the untied head zero, gains one. So the first loss is ln 257."""
+    def initialize(self, seed: int, put: Callable[[Tensor, Tensor], object]) -> None:
+        """Draw the weights in float32, one whole tensor at a time, and put(place, drawn) each.
+
+        Matrices are uniform with standard deviation 1/sqrt(fan-in), projections back into the residual
+        stream and the untied head zero, gains one. So the first loss is ln 257.
+        """
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 1:
-                parameter.fill_(1.0)
+            drawn = torch.empty(parameter.shape)
+            if drawn.ndim == 1:
+                drawn.fill_(1.0)
             elif name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):
-                parameter.zero_()
+                drawn.zero_()
             elif "embed_tokens" in name:
                 # Tied, the same matrix is the head: a normalised row times itself must stay small.
                 deviation = 1 / self.config.width if self.config.tied else 1.0
-                parameter.normal_(0.0, deviation, generator=generator)
+                drawn.normal_(0.0, deviation, generator=generator)
             else:
-                bound = math.sqrt(3.0 / parameter.shape[1])
-                parameter.uniform_(-bound, bound, generator=generator)
+                bound = math.sqrt(3.0 / drawn.shape[1])
+                drawn.uniform_(-bound, bound, generator=generator)
+            put(parameter, drawn)
+            del drawn
 
     @property
     def device(self) -> torch.device:

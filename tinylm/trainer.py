@@ -29,7 +29,7 @@ from tinylm.devices import (
 from tinylm.distributed.launch import going_on, launched
 from tinylm.distributed.ranks import ALONE, Ranks, company, join
 from tinylm.distributed.sharding import local, spread
-from tinylm.errors import CheckpointError, ConfigError
+from tinylm.errors import ConfigError
 from tinylm.evaluate import Evaluation
 from tinylm.interrupts import AgreedStop, StopRequest, stop_requests
 from tinylm.locks import run_lock
@@ -49,6 +49,7 @@ from tinylm.resumption import (
     same_corpus,
 )
 from tinylm.training_step import Run, agree_on_micro_rows, compiled, train_step
+from tinylm.weights import first_weights, saved_weights
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
     with company(ranks, lambda: "the first step had not begun"):
         if config.out is not None and not ranks.restarted:
             ranks.first(lambda: check_free(Path(config.out or "")))
-        model = ranks.each(lambda: initial_model(config))
+        model, fill = ranks.each(lambda: first_weights(config, machine.shard))
         corpus = shared_corpus(config.data, ranks, report)
         folder = Path(config.out or f"checkpoints/{corpus.path.name}-{config.preset}")
         config = dataclasses.replace(
@@ -101,6 +102,7 @@ def train(config: TrainConfig, report: Report | None = None) -> TrainResult:
             reproducible(machine),
         ):
             run = ranks.each(lambda: prepare(folder, config, machine, corpus, model, report, ranks))
+            ranks.each(lambda: fill(run))
             agree_on_micro_rows(run)
             if config.steps is None:
                 left = 60.0 * (config.minutes or 3.0) - (time.monotonic() - started)
@@ -154,14 +156,9 @@ def go_on(
 
     def loaded() -> Run:
         corpus = same_corpus(folder, recalled, verify=ranks.leads)
-        found, model = checkpoint.load(recalled.found.folder)
+        model, fill = saved_weights(recalled)
         run = prepare(folder, recalled.config, recalled.machine, corpus, model, report, ranks)
-        run.optimizer.load_state(checkpoint.load_training(found), str(found.folder))
-        if run.optimizer.steps_done != recalled.step:
-            raise CheckpointError(
-                f"{found.folder}: its optimizer has done {run.optimizer.steps_done} steps, expected "
-                f"{recalled.step}; use an earlier step"
-            )
+        fill(run)
         run.deviations = recalled.deviations
         return run
 
@@ -214,28 +211,6 @@ def check_free(folder: Path) -> None:
         )
 
 
-def initial_model(config: TrainConfig) -> Transformer:
-    """Random weights from the seed, or those of `init`, whose shape must be the configuration's."""
-    if config.init is None:
-        return Transformer(config.resolved_model(), config.seed)
-    model = checkpoint.load_model(config.init)
-    wanted = config.model if config.model is not None else model.config
-    found, expected = dataclasses.asdict(model.config), dataclasses.asdict(wanted)
-    free = ("window", "policy")
-    differ = [
-        f"{k} is {found[k]}, expected {expected[k]}"
-        for k in found
-        if k not in free and found[k] != expected[k]
-    ]
-    if differ:
-        raise ConfigError(
-            f"init {config.init}: has another shape ({'; '.join(differ)}); leave those flags out"
-        )
-    changed = Transformer(wanted, config.seed).to(next(model.parameters()).dtype)
-    changed.load_state(dict(model.named_parameters()), config.init)
-    return changed
-
-
 def prepare(
     folder: Path,
     config: TrainConfig,
@@ -245,8 +220,13 @@ def prepare(
     report: Report,
     ranks: Ranks = ALONE,
 ) -> Run:
-    """Put the model on its device, or its share of a rank, and everything beside it."""
-    model.to(device=machine.device, dtype=machine.weight_dtype)
+    """Put the model on its device, or its share of a rank, and everything beside it.
+
+    The rows that a rank holds of a model on the meta device get memory; their content is undefined.
+    """
+    model.to(machine.weight_dtype)
+    if model.device.type != "meta":
+        model.to(machine.device)
     policy, window = model.config.policy, model.config.window
     plan = Plan(corpus.train, policy, window, config.batch_rows, config.seed)
     if plan.padded_lengths[-1] < window:

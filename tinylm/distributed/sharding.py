@@ -45,7 +45,19 @@ def spread(
         assert isinstance(part, FSDPModule)
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        allocate_rows(model, device)
     return model
+
+
+def allocate_rows(model: nn.Module, device: str) -> None:
+    """Memory for the rows that this rank holds of a model on the meta device; their content is undefined."""
+    tables = [
+        (part, name, table) for part in model.modules() for name, table in part.named_buffers("", False)
+    ]
+    model.to_empty(device=device)
+    for part, name, table in tables:
+        setattr(part, name, table.to(device))
 
 
 def summed(bucket: Any) -> torch.futures.Future[Tensor]:
@@ -117,17 +129,40 @@ def put(tensor: Tensor, rows: Tensor, ranks: Ranks) -> None:
     local(tensor).copy_(rows[begin:end])
 
 
-def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """Whole tensors in the memory of rank 0's host, made one at a time; the others get none.
+@contextlib.contextmanager
+def one_by_one(tensors: Sequence[Tensor], ranks: Ranks) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Give `whole`, for a rank that uses each of `tensors` in turn while the others `make_whole` all.
 
-    No rank's device ever holds more than one whole tensor besides its shards.
+    Where it fails between two tensors, the rest is made all the same, so that nobody waits for this rank;
+    then the others can be told. Where another rank is gone, nothing more can be made.
     """
-    kept: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        found = whole(tensor.detach())
-        if ranks.leads:
-            kept[name] = found.cpu()
-    return kept
+    left = list(reversed(tensors))
+
+    def next_whole(tensor: Tensor) -> Tensor:
+        if not left or tensor is not left.pop():
+            raise AssertionError("tensors are made whole in the order that all ranks know")
+        try:
+            return _whole_in_turn(tensor, ranks)
+        except BaseException:
+            left.clear()
+            raise
+
+    try:
+        yield next_whole
+    finally:
+        make_whole(reversed(left), ranks)
+
+
+def make_whole(tensors: Iterable[Tensor], ranks: Ranks) -> None:
+    """Take part in making tensors whole for another rank, one at a time; nothing is kept."""
+    for tensor in tensors:
+        _whole_in_turn(tensor, ranks)
+
+
+def _whole_in_turn(tensor: Tensor, ranks: Ranks) -> Tensor:
+    if is_cut(tensor):
+        ranks.exchange(None)  # a disk may take longer than ranks wait for each other in a step
+    return whole(tensor.detach())
 
 
 def row_shards(rows: int, size: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tinylm import files
-from tinylm.checkpoint import KEY, MODEL, model_info
+from tinylm.checkpoint import MODEL, model_info
 from tinylm.config import GenerateConfig, ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE, contract
 from tinylm.interop.card import Origin, model_card
@@ -28,6 +28,7 @@ from tinylm.interop.huggingface_tokenizer import (
 from tinylm.interop.huggingface_verify import verify_huggingface as verify_huggingface
 from tinylm.interop.shape import PLACES, check_qwen3_shape
 from tinylm.model import Transformer
+from tinylm.tensor_files import KEY
 
 DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from tinylm import contract, files
-from tinylm.checkpoint import KEY, MODEL, parse_header, parse_tensors
+from tinylm.checkpoint import MODEL
 from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import CheckpointError, ConfigError, ContractError, ShapeError
 from tinylm.interop.huggingface_tokenizer import TOKENIZER, TOKENIZER_CONFIG, check_tokenizer
 from tinylm.interop.shape import PLACES
 from tinylm.model import Transformer
+from tinylm.tensor_files import KEY, parse_header, parse_tensors
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
