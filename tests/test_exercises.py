@@ -637,6 +637,10 @@ class Answers(unittest.TestCase):
                     problem(path, EXERCISES / "checks") or "", rf"not written yet: .*{path.name}"
                 )
 
+    def test_an_answer_that_ends_the_program_is_not_right(self) -> None:
+        for line in ("import sys; sys.exit(0)", "def stream(*given):\n    raise SystemExit"):
+            self.assertIn("ends the program", hint(4, line) or "")
+
     def test_typical_mistakes_are_named(self) -> None:
         self.assertEqual(WRONG.keys(), find(EXERCISES).keys())
         for number, answers in WRONG.items():

@@ -274,7 +274,7 @@ def sample(generation: Generation, logits_V: Floats) -> Sampled:
         allowed_V = None if constraint is None else constraint.allowed(room)
     if allowed_V is not None and (logits_V[allowed_V] == -np.inf).all() and task.bias:
         raise ConflictError(
-            f"token {stream.tokens + 1}: the grammar or valid_utf8 leaves only ids that a bias of -inf forbids "
+            f"token {stream.tokens + 1}: the constraint leaves only ids that a bias of -inf forbids "
             "(logit_bias, ignore_eos); drop one of the two"
         )
     probabilities_V = distribution(penalized(logits_V, generation.window.tokens, config), config, allowed_V)
