@@ -196,14 +196,15 @@ def with_whole_matrices(
     owner: Sequence[int],
     ranks: Ranks,
     work: Callable[[list[Tensor]], Sequence[Tensor]],
-    exchange: Callable[..., object] = dist.all_to_all_single,
+    exchange: Callable[..., object] | None = None,
 ) -> list[Tensor]:
     """Work on whole matrices of which each rank holds row shards; returns this rank's rows of the results.
 
     Matrix i has rows[i] rows, of which `shards[i]` [rows held, K] are this rank's, and is put together on
     rank owner[i] only. `work` gets the matrices that this rank owns, in order, and gives as many of the
-    same shapes. Two exchanges: shards to the owners, results back.
+    same shapes. Two exchanges (`exchange` instead of torch's): shards to the owners, results back.
     """
+    exchange = exchange or dist.all_to_all_single
     columns = [shard.shape[1] for shard in shards]
     cuts = [row_shards(count, ranks.size) for count in rows]
     order = [[i for i in range(len(shards)) if owner[i] == rank] for rank in range(ranks.size)]
