@@ -442,7 +442,7 @@ class ValidUtf8(unittest.TestCase):
     def test_without_the_library_the_extra_is_named(self) -> None:
         with (
             mock.patch.dict(sys.modules, {"llguidance": None}),
-            self.assertRaisesRegex(RequestError, r"pip install 'tinylm\[constrain\]'"),
+            self.assertRaisesRegex(RequestError, r"pip install llguidance"),
         ):
             compiled(regex="a")
 

@@ -257,7 +257,7 @@ class WithoutThePackage(unittest.TestCase):
     def test_a_missing_gguf_is_one_line_that_says_what_to_install(self) -> None:
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules, {"gguf": None}):
             path = Path(folder) / "x.gguf"
-            with self.assertRaisesRegex(ConfigError, r"pip install 'tinylm\[gguf\]'$"):
+            with self.assertRaisesRegex(ConfigError, r"pip install gguf$"):
                 write_gguf(random_model(), path, "f32", "x")
             self.assertFalse(path.exists())
 
