@@ -41,7 +41,7 @@ RUNS = {
 }
 """Runs of 20 steps that must not depend on the number of ranks, in float64 but for the last."""
 
-BY_RANKS = {2: ("cross", "mask", "reset", "shard", "adam", "single"), 3: ("cross", "shard", "reset")}
+BY_RANKS = {2: ("cross", "mask", "reset", "shard", "adam", "single"), 3: ("cross", "shard")}
 
 
 @POSIX

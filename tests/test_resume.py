@@ -18,7 +18,7 @@ import torch
 from tinylm import checkpoint, evaluate, files, metrics, tensor_files, trainer
 from tinylm.config import INEXACT, RESUMABLE, ModelConfig, TrainConfig
 from tinylm.corpus import build_corpus
-from tinylm.devices import Machine, compile_obstacle, reproducible
+from tinylm.devices import Machine, reproducible
 from tinylm.errors import CheckpointError, ConfigError, TinylmError, TrainingError
 from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer
@@ -129,16 +129,6 @@ class BitEqual(Case):
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         self.assertTrue(trainer.resume(run).finished)
         self.assertEqual(before, {path: path.read_bytes() for path in run.rglob("*") if path.is_file()})
-
-    def test_compiled(self) -> None:
-        if obstacle := compile_obstacle("cpu"):
-            self.skipTest(obstacle)
-        options = {"compile": "yes", "steps": 4, "dropout": 0.1, "evaluate_every": 4}
-        whole = self.train("whole", **options)
-        part = self.train("part", stop_after=2, **options)
-        torch.compiler.reset()
-        trainer.resume(part)
-        self.assert_same_run(whole, part, 4)
 
     @unittest.skipUnless(torch.cuda.is_available(), "no CUDA here")
     def test_on_cuda_under_the_deterministic_flag(self) -> None:
