@@ -270,7 +270,10 @@ class Faults(unittest.TestCase):
         self.assertIsNone(second)
         self.assertEqual(first["error"][0], "TrainingError")
         self.assertIn("lost another rank", first["error"][1])
-        self.assertIn("step 3 is saved; go on with: tinylm train --resume", first["error"][1])
+        self.assertIn(
+            "step 3 is saved; go on with: torchrun --nproc-per-node 2 -m tinylm train --resume",
+            first["error"][1],
+        )
         self.assertEqual(self.newest(), 3)
 
     def test_an_exception_of_one_rank_is_its_own_to_tell(self) -> None:
@@ -297,7 +300,10 @@ class Faults(unittest.TestCase):
             first, second = self.outcome_of("disk in a tensor", 0, shard=shard)
             self.assertEqual([first["error"][0], second["error"][0]], ["TrainingError", "RankError"])
             self.assertIn("training.safetensors: No space left on device", first["error"][1])
-            self.assertIn("step 3 is saved; go on with: tinylm train --resume", first["error"][1])
+            self.assertIn(
+                "step 3 is saved; go on with: torchrun --nproc-per-node 2 -m tinylm train --resume",
+                first["error"][1],
+            )
             self.assertIn("training.safetensors", second["error"][1])
             self.assertEqual(len(second["error"][1].splitlines()), 1)
             self.assertEqual(self.newest(), 3)
@@ -400,7 +406,7 @@ class Command(unittest.TestCase):
             found = checkpoint.newest_step(place / "run")
             step = found.manifest["step"]
             self.assertEqual(found.skipped, (), said)
-            self.assertIn(f"stopped     after step {step:,} of 1,000,000; go on with: tinylm train", said)
+            self.assertIn(f"stopped     after step {step:,} of 1,000,000; go on with: torchrun", said)
             self.assertEqual(said.count("stopped "), 1, "only rank 0 tells")
             rows = [row["step"] for row in metrics.read_metrics(place / "run")]
             self.assertEqual(rows, list(range(1, step + 1)))
