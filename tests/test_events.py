@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import functools
-import json
 import unittest
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,22 +11,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.stage_support import SHARED
+from tests.recorded import case_limit, recorded_cases
 from tinylm.errors import ContractError, RequestError
 from tinylm.events import End, Event, EventStream
 
-CASES = SHARED / "cases" / "streaming.json"
 REASONS = {"eos": "boundary", "word": "stop", "limit": "limit"}
-
-
-@functools.cache
-def recorded_cases() -> list[dict[str, Any]]:
-    """The cases of the shared folder; skips where there is none."""
-    if not CASES.is_file():
-        raise unittest.SkipTest(f"{CASES} is not there: the recorded cases are not part of the project")
-    found = json.loads(CASES.read_text(encoding="utf-8"))["cases"]
-    assert isinstance(found, list) and len(found) >= 30
-    return found
 
 
 @dataclass(frozen=True)
@@ -136,10 +123,6 @@ def check_case(case: dict[str, Any], events: Sequence[Event]) -> None:
     assert "".join(event.text for event in events) == case["content"]
     assert end == End(REASONS[case["stop_type"]], case["stopping_word"], case["tokens_predicted"])  # type: ignore[arg-type]
     assert coalesced(events) == case["coalesced_events"]
-
-
-def case_limit(case: dict[str, Any]) -> int:
-    return 512 if case["n_predict"] is None else int(case["n_predict"])
 
 
 def _raw(word: str | bytes) -> bytes:

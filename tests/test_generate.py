@@ -10,8 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tests.recorded import case_limit, recorded_cases
 from tests.scripted import ScriptedModel, scripted
-from tests.test_events import case_limit, check_case, check_invariants, oracle, recorded_cases
+from tests.test_events import check_case, check_invariants, oracle
 from tinylm.config import GenerateConfig, ModelConfig, Policy, TrainConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import ConfigError, ContractError, RequestError

@@ -2,8 +2,8 @@
 
 import unittest
 
+from tests.recorded import case_limit, recorded_cases
 from tests.stage_support import load_stage, page_arguments, run_stage
-from tests.test_events import case_limit, recorded_cases
 from tinylm.events import EventStream
 
 STAGE = load_stage(16)
