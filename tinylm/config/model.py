@@ -92,3 +92,15 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     matrices += 3 * config.width * config.mlp_width
     attention = 2 * 2 * heads * (length + 1) // 2
     return config.layers * (2 * matrices + attention) + 2 * VOCABULARY_SIZE * config.width
+
+
+def choice_of_model(name: object, model: object) -> list[str]:
+    """What is wrong with the options `preset` and `model` of a configuration that has both."""
+    found = []
+    if not isinstance(name, str) or name not in PRESETS:
+        found.append(f"preset is {name!r}, expected one of {', '.join(PRESETS)}")
+    if isinstance(model, ModelConfig):
+        found += [f"model.{problem}" for problem in model.problems()]
+    elif model is not None:
+        found.append(f"model is {model!r}, expected the options of a model")
+    return found

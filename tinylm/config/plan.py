@@ -16,7 +16,7 @@ from tinylm.config.checked import (
     option,
     shares,
 )
-from tinylm.config.model import PRESETS, ModelConfig, preset
+from tinylm.config.model import ModelConfig, choice_of_model, preset
 
 PlannedDevice = Literal["h100", "h200", "b200", "a100", "l40s", "rtx4090", "here"]
 DEVICE_NAMES: tuple[PlannedDevice, ...] = ("h100", "h200", "b200", "a100", "l40s", "rtx4090", "here")
@@ -69,13 +69,7 @@ class PlanConfig(Checked):
         return self.model if self.model is not None else preset(self.preset)
 
     def problems(self) -> list[str]:
-        found = []
-        if not isinstance(self.preset, str) or self.preset not in PRESETS:
-            found.append(f"preset is {self.preset!r}, expected one of {', '.join(PRESETS)}")
-        if isinstance(self.model, ModelConfig):
-            found += [f"model.{problem}" for problem in self.model.problems()]
-        elif self.model is not None:
-            found.append(f"model is {self.model!r}, expected the options of a model")
+        found = choice_of_model(self.preset, self.model)
         found += integers(self, ("gpus", "per_node"), 1, MOST) + integers(self, ("keep",), 1)
         for name in ("steps", "batch_rows", "micro_rows"):
             if getattr(self, name) is not None:

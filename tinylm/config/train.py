@@ -23,7 +23,7 @@ from tinylm.config.checked import (
     seed,
     shares,
 )
-from tinylm.config.model import PRESETS, ModelConfig, preset
+from tinylm.config.model import ModelConfig, choice_of_model, preset
 from tinylm.errors import ConfigError
 
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
@@ -105,13 +105,7 @@ class TrainConfig(Checked):
         return self.model if self.model is not None else preset(self.preset)
 
     def problems(self) -> list[str]:
-        found = []
-        if not isinstance(self.preset, str) or self.preset not in PRESETS:
-            found.append(f"preset is {self.preset!r}, expected one of {', '.join(PRESETS)}")
-        if isinstance(self.model, ModelConfig):
-            found += [f"model.{problem}" for problem in self.model.problems()]
-        elif self.model is not None:
-            found.append(f"model is {self.model!r}, expected the options of a model")
+        found = choice_of_model(self.preset, self.model)
         if not is_text(self.data):
             found.append(f"data is {self.data!r}, expected a corpus or a source of text")
         for name in ("out", "init"):
