@@ -20,8 +20,8 @@ PACKAGE = ROOT / "tinylm"
 # The order of the house, top to bottom. A room may be a file or a folder; it imports from those before it.
 HOUSE = """
     errors contract files locks config tokenizer shapes distributed devices sources corpus data batches
-    baselines attention cache model optimizer sampling constraints events generate evaluate coder tensor_files
-    checkpoint
+    baselines attention cache ngrams model optimizer sampling constraints events generate evaluate coder
+    tensor_files checkpoint
     language_model interrupts metrics plots bit_pictures reports training_step progress milestones
     resumption weights trainer plan interop serve walkthrough quickstart flags commands cli __main__
 """

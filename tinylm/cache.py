@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tinylm.config import ModelConfig
+from tinylm.contract import DOC_BOUNDARY
 
 
 class Cache:
@@ -19,6 +20,15 @@ class Cache:
         shape = (config.layers, rows, config.kv_heads, config.window, config.head_size)
         self.keys_LBHTK = torch.zeros(shape, device=device, dtype=dtype)
         self.values_LBHTK = torch.zeros(shape, device=device, dtype=dtype)
+        self._ids_BT = torch.zeros(
+            rows, config.window if config.ngrams else 0, dtype=torch.int64, device=device
+        )
+
+    def remember(self, ids_BT: Tensor) -> Tensor:
+        """Store the ids to be read next, for n-grams that reach back; gives all so far [B, S]."""
+        end = self.position + ids_BT.shape[1]
+        self._ids_BT[:, self.position : end] = ids_BT
+        return self._ids_BT[:, :end]
 
     def reset(self) -> None:
         """Forget everything that was read."""
@@ -50,6 +60,9 @@ class Slots:
         shape = (config.layers, slots, config.kv_heads, capacity, config.head_size)
         self.keys_LBHSK = torch.zeros(shape, device=device, dtype=dtype)
         self.values_LBHSK = torch.zeros(shape, device=device, dtype=dtype)
+        self.reach = max(0, config.ngrams - 1)
+        shape_BS = (slots, config.window if config.ngrams else 0)
+        self.ids_BS = torch.full(shape_BS, DOC_BOUNDARY, dtype=torch.int64, device=device)
 
     def at(self, first: int, positions: Sequence[int | None]) -> SlotRows:
         """The slots from `first` on, one for each position, as the cache of one forward pass.
@@ -66,6 +79,7 @@ class Slots:
         """Give a slot the first `length` keys and values of another."""
         for buffer_LBHSK in (self.keys_LBHSK, self.values_LBHSK):
             buffer_LBHSK[:, target, :, :length] = buffer_LBHSK[:, source, :, :length]
+        self.ids_BS[target, :length] = self.ids_BS[source, :length]
 
     def clear(self, slot: int) -> None:
         """Zeros, where something that is not finite may have been written."""
@@ -83,6 +97,14 @@ class SlotRows:
         self._rows = slice(first, first + len(self.positions))
         self._places: tuple[Tensor, Tensor]
         self._length = 0
+
+    def remember(self, ids_BT: Tensor) -> Tensor:
+        """Store the ids to be read next; gives them after those before that n-grams can reach [B, S]."""
+        reach, ids_BS = self._slots.reach, self._slots.ids_BS[self._rows]
+        first_B1 = torch.tensor(self.positions, device=ids_BT.device)[:, None]
+        places_BT = first_B1 + torch.arange(-reach, ids_BT.shape[1], device=ids_BT.device)
+        ids_BS.scatter_(1, places_BT[:, reach:], ids_BT)
+        return ids_BS.gather(1, places_BT.clamp(min=0)).masked_fill_(places_BT < 0, DOC_BOUNDARY)
 
     def begin(self, T: int) -> tuple[Tensor, Tensor]:
         """Positions (int64 [B, T]) of the tokens to be read, and what their queries see, 0 or -inf

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,12 @@ def save_model(path: Path, model: Transformer) -> None:
 
 def model_bytes(model: Transformer) -> bytes:
     """The content of `model.safetensors`."""
-    return to_bytes(dict(model.named_parameters()), {"model": asdict(model.config)})
+    return to_bytes(dict(model.named_parameters()), {"model": model.config.to_dict()})
 
 
 def model_info(model: Transformer) -> str:
     """What stands under the `tinylm` key of a model file: shape, format and contract, canonical JSON."""
-    return header_info({"model": asdict(model.config)})
+    return header_info({"model": model.config.to_dict()})
 
 
 def save_step(
@@ -104,7 +104,7 @@ def save_step(
     target = step_folder(run, step)
     weights = dict(model.named_parameters())
     contents = {
-        MODEL: pieces(weights, {"model": asdict(model.config)}, whole),
+        MODEL: pieces(weights, {"model": model.config.to_dict()}, whole),
         TRAINING: pieces(training, {"step": step}, whole),
     }
     own = {"format": files.FORMAT, "contract": contract.contract(), "step": step}

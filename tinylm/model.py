@@ -21,6 +21,7 @@ from tinylm.config import flops_per_token as flops_per_token
 from tinylm.config import parameter_count as parameter_count
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.errors import ContractError, ShapeError
+from tinylm.ngrams import NgramEmbedding, rows_of
 from tinylm.shapes import check_shape, state_problems
 
 
@@ -97,13 +98,14 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the last norm, under the prefix `model.` of the tensor names."""
+    """Embeddings, layers and the last norm, under the prefix `model.` of the tensor names."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         # Without a weight, an embedding draws one; on the meta device that imports torch's compiler: seconds.
         empty_VD = torch.empty(VOCABULARY_SIZE, config.width)
         self.embed_tokens = nn.Embedding(VOCABULARY_SIZE, config.width, _weight=empty_VD)
+        self.ngrams = NgramEmbedding(config) if config.ngrams else None
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, config.norm_eps)
 
@@ -131,14 +133,14 @@ class Transformer(nn.Module):
         """Draw the weights in float32, one whole tensor at a time, and put(place, drawn) each.
 
         Matrices are uniform with standard deviation 1/sqrt(fan-in), projections back into the residual
-        stream and the untied head zero, gains one. So the first loss is ln 257.
+        stream, the untied head and n-grams zero, gains one. So the first loss is ln 257.
         """
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             drawn = torch.empty(parameter.shape)
             if drawn.ndim == 1:
                 drawn.fill_(1.0)
-            elif name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):
+            elif name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight", "ngrams.weight")):
                 drawn.zero_()
             elif "embed_tokens" in name:
                 # Tied, the same matrix is the head: a normalised row times itself must stay small.
@@ -171,6 +173,7 @@ class Transformer(nn.Module):
         cache: Cache | SlotRows | None = None,
         dropout: float = 0.0,
         segments: Seen = None,
+        ngrams_BTN: Tensor | None = None,
     ) -> Tensor:
         """Logits [B, T, 257] of the token after each position.
 
@@ -178,10 +181,13 @@ class Transformer(nn.Module):
         must fit. A `Cache` is advanced; with rows of slots each row goes on from its own position. With
         `segments` (integers [B, T] as in a batch, or what `attention.seen_within` made of them) a position
         sees its own piece of the row alone: rotary positions need no reset for that, as they tell
-        distances only. Raises ShapeError and ContractError.
+        distances only. `ngrams_BTN`: what `ngram_rows` gave, where it was worked out before.
+        Raises ShapeError and ContractError.
         """
         if not torch.compiler.is_compiling():
             self._check(ids_BT, cache)
+        if self.config.ngrams and ngrams_BTN is None:
+            ngrams_BTN = self.ngram_rows(ids_BT, segments, cache)
         seen = self._seen(ids_BT, segments, cache)
         T = ids_BT.shape[1]
         if isinstance(cache, SlotRows):
@@ -190,7 +196,7 @@ class Transformer(nn.Module):
         else:
             start = 0 if cache is None else cache.position
             rope = (self.cos_TK[start : start + T], self.sin_TK[start : start + T])
-        x_BTD = self.model.embed_tokens(ids_BT)
+        x_BTD = self.embed(ids_BT, ngrams_BTN)
         for index, layer in enumerate(self.model.layers):
             x_BTD = layer(x_BTD, rope, index, cache, seen, dropout)
         if isinstance(cache, Cache):
@@ -200,6 +206,27 @@ class Transformer(nn.Module):
             return F.linear(x_BTD, self.model.embed_tokens.weight)
         logits_BTV: Tensor = self.lm_head(x_BTD)
         return logits_BTV
+
+    def embed(self, ids_BT: Tensor, ngrams_BTN: Tensor | None) -> Tensor:
+        """What the first layer reads [B, T, D]: each token's embedding and those of its n-grams."""
+        x_BTD: Tensor = self.model.embed_tokens(ids_BT)
+        return x_BTD if self.model.ngrams is None else x_BTD + self.model.ngrams(ngrams_BTN)
+
+    def ngram_rows(
+        self, ids_BT: Tensor, segments: Seen = None, cache: Cache | SlotRows | None = None
+    ) -> Tensor | None:
+        """Rows of the n-grams that end at each position (int64 [B, T, ngrams - 1]); None if it has none.
+
+        `segments` as in a batch. With a cache, n-grams reach back into what it has read.
+        """
+        if not self.config.ngrams:
+            return None
+        if segments is not None and (not isinstance(segments, Tensor) or segments.dtype == torch.bool):
+            raise ShapeError(
+                "segments: n-grams need the numbers of a batch; give its ngram_rows beside a mask"
+            )
+        T = ids_BT.shape[1]
+        return rows_of(ids_BT if cache is None else cache.remember(ids_BT), T, self.config, segments)
 
     def _check(self, ids_BT: Tensor, cache: Cache | SlotRows | None) -> None:
         rows, start = {}, 0

@@ -1,7 +1,8 @@
-"""Muon for the layers' matrices, AdamW for embedding, head and gains; rates as functions of the step.
+"""Muon for the layers' matrices, RMSprop by rows for n-grams, AdamW for the rest; rates by step.
 
 Muon (Jordan et al., 2024): momentum, then the nearest orthogonal matrix by five Newton-Schulz steps, in
-float32, over all matrices of one shape at once. AdamW: Loshchilov and Hutter, 2019.
+float32, over all matrices of one shape at once. AdamW: Loshchilov and Hutter, 2019. RMSprop (Tieleman and
+Hinton, 2012) with one mean square for a row of the table, which moves only in steps that read the row.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from tinylm.shapes import state_problems
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration: singular values go to about 1 in five steps."""
 
+SHARE_OF_NEWEST = 0.05
+"""Of the newest gradient in the mean square of a row of n-grams."""
+
 
 class Optimizer:
     """One optimizer step over a model's parameters; its state is tensors under the parameters' names."""
@@ -30,12 +34,17 @@ class Optimizer:
         self.steps_done = 0
         self.matrices: dict[str, nn.Parameter] = {}
         self.others: dict[str, nn.Parameter] = {}
+        self.tables: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
+            if name.endswith("ngrams.weight"):
+                self.tables[name] = parameter
+                continue
             in_layers = config.muon and parameter.ndim == 2 and ".layers." in name
             (self.matrices if in_layers else self.others)[name] = parameter
         self.momenta = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
         self.first = {name: torch.zeros_like(p) for name, p in self.others.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.others.items()}
+        self.squares = {name: p.new_zeros(len(p)) for name, p in self.tables.items()}
         groups: dict[tuple[int, int], list[str]] = defaultdict(list)
         for name, parameter in self.matrices.items():
             short, long = sorted(parameter.shape)
@@ -46,11 +55,12 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        """Update every parameter by its gradient; `scale` in 0..1 multiplies both peak rates."""
+        """Update every parameter by its gradient; `scale` in 0..1 multiplies the peak rates."""
         self.steps_done += 1
         for names in self.groups:
             self._muon(names, self.config.muon_rate * scale)
         self._adamw(self.config.adam_rate * scale)
+        self._rmsprop(self.config.ngram_rate * scale)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -61,12 +71,14 @@ class Optimizer:
         """All parameters, matrices first."""
         yield from self.matrices.values()
         yield from self.others.values()
+        yield from self.tables.values()
 
     def state(self) -> dict[str, Tensor]:
         """The state as tensors by name, `steps_done` among them."""
         tensors = {f"muon.{name}": tensor for name, tensor in self.momenta.items()}
         tensors |= {f"adam.first.{name}": tensor for name, tensor in self.first.items()}
         tensors |= {f"adam.second.{name}": tensor for name, tensor in self.second.items()}
+        tensors |= {f"rms.{name}": tensor for name, tensor in self.squares.items()}
         tensors["steps_done"] = torch.tensor(self.steps_done, dtype=torch.int64)
         return tensors
 
@@ -108,6 +120,37 @@ class Optimizer:
             second = local(self.second[name]).mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
             scale = (second / correction2).sqrt_().add_(1e-10)
             local(parameter).addcdiv_(first, scale, value=-rate / correction1)
+
+    def _rmsprop(self, rate: float) -> None:
+        """Rows that the step did not read stay as they are, and so does their mean square.
+
+        It starts at zero and is not corrected for that: the first steps of a row are longer.
+        """
+        for name, parameter in self.tables.items():
+            if parameter.grad is None:
+                raise RuntimeError(f"{name} has no gradient")
+            gradient = parameter.grad.coalesce()
+            rows_R, gradient_RD = gradient.indices()[0], gradient.values()
+            squares_R = self.squares[name][rows_R].lerp_(gradient_RD.square().mean(dim=1), SHARE_OF_NEWEST)
+            self.squares[name][rows_R] = squares_R
+            step_RD = gradient_RD / squares_R.sqrt_().add_(1e-10)[:, None]
+            parameter.index_add_(0, rows_R, step_RD, alpha=-rate)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
+    """Scale all gradients so that their common norm is at most `most`; gives the norm they had."""
+    held: list[Tensor] = []
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            # A row that was read twice has one gradient. Norms are not defined for sparse tensors, but these
+            # values are the gradient's own memory.
+            parameter.grad = parameter.grad.coalesce()
+            values = parameter.grad.values()
+            held.append(torch.empty_like(values))
+            held[-1].grad = values
+        else:
+            held.append(parameter)
+    return nn.utils.clip_grad_norm_(held, most)
 
 
 def gradient_of(name: str, parameter: nn.Parameter) -> Tensor:

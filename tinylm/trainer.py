@@ -224,6 +224,12 @@ def prepare(
 
     The rows that a rank holds of a model on the meta device get memory; their content is undefined.
     """
+    if model.config.ngrams and (not ranks.alone or machine.device == "mps"):
+        where = "on MPS" if ranks.alone else f"by {ranks.size} ranks"
+        raise ConfigError(
+            f"model.ngrams is {model.config.ngrams}, whose sparse gradients are not trained {where}; use "
+            "--model.ngrams 0, or one process on a CPU or CUDA device"
+        )
     model.to(machine.weight_dtype)
     if model.device.type != "meta":
         model.to(machine.device)

@@ -23,7 +23,7 @@ from tinylm.distributed.ranks import ALONE, Ranks
 from tinylm.distributed.sharding import gradients_sent, whole
 from tinylm.errors import RankError, TrainingError
 from tinylm.model import Transformer
-from tinylm.optimizer import Optimizer
+from tinylm.optimizer import Optimizer, clip_gradients
 from tinylm.reports import Report
 
 LossFunction = Callable[..., Tensor]
@@ -80,7 +80,7 @@ def train_step(run: Run, batch: Batch, step: int, scale: float) -> tuple[float, 
         )
     norm = None
     if run.config.clip is not None:
-        norm = float(whole(nn.utils.clip_grad_norm_(run.optimizer.parameters(), run.config.clip)))
+        norm = float(whole(clip_gradients(run.optimizer.parameters(), run.config.clip)))
     run.optimizer.step(scale)
     run.optimizer.zero_grad()
     return loss, norm
@@ -100,17 +100,18 @@ def accumulate(run: Run, batch: Batch, step: int) -> float:
     for index, (inputs_BT, targets_BT, segments_BT) in enumerate(pieces):
         inputs = torch.from_numpy(inputs_BT).to(device, non_blocking=True)
         targets = torch.from_numpy(targets_BT).to(device, non_blocking=True)
-        seen = None
+        seen, segments = None, None
         if segments_BT is not None:  # outside the compiled graph: what it holds differs in each batch
             segments = torch.from_numpy(segments_BT).to(device, non_blocking=True)
             seen = seen_within(segments, compiled=run.machine.compile, dtype=run.machine.weight_dtype)
+        ngrams = run.model.ngram_rows(inputs, segments)
         with torch.random.fork_rng(enabled=run.config.dropout > 0):
             if run.config.dropout:
                 row = share.start + index * run.micro_rows
                 torch.manual_seed(dropout_seed(run.config.seed, step, row))
             with gradients_sent(module, index == len(pieces) - 1):
                 with run.machine.autocast():
-                    loss = run.loss(module, inputs, targets, total, run.config.dropout, seen)
+                    loss = run.loss(module, inputs, targets, total, run.config.dropout, seen, ngrams)
                 torch.autograd.backward(loss)
         losses.append(loss.detach())
     return run.ranks.total(float(torch.stack(losses).sum(dtype=torch.float64).item()))
@@ -151,9 +152,10 @@ def mean_loss(
     total: Tensor,
     dropout: float,
     seen: Seen = None,
+    ngrams_BTN: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy in nats, summed over the scored targets and divided by `total`, the step's targets."""
-    logits_BTV = model(inputs_BT, None, dropout, seen)
+    logits_BTV = model(inputs_BT, None, dropout, seen, ngrams_BTN)
     logits = logits_BTV.reshape(-1, VOCABULARY_SIZE)
     logits = logits.float() if logits.dtype != torch.float64 else logits
     return F.cross_entropy(logits, targets_BT.reshape(-1), ignore_index=IGNORED, reduction="sum") / total

@@ -15,7 +15,7 @@ import os
 import platform
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -155,7 +155,7 @@ def decode_file(
 
 def model_sha256(model: CodingModel) -> str:
     """The SHA-256 of a model: its shape, and name, dtype, shape and bytes of each tensor."""
-    digest = hashlib.sha256(files.canonical_json(asdict(model.config)))
+    digest = hashlib.sha256(files.canonical_json(model.config.to_dict()))
     for name, tensor in sorted(model.named_parameters(), key=lambda item: item[0]):
         kind = str(tensor.dtype).removeprefix("torch.")
         digest.update(files.canonical_json([name, kind, list(tensor.shape)]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, get_args
 
 from tinylm.config.checked import MOST, Checked, booleans, choices, fine, integers, numbers, option
 from tinylm.contract import VOCABULARY_SIZE
@@ -11,6 +12,9 @@ from tinylm.errors import ConfigError
 
 Policy = Literal["cross", "mask", "reset"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+
+YOUNGER: Mapping[str, Any] = {"ngrams": 0, "ngram_rows": 65_536}
+"""Options that models of the first versions do not record, with what they are there."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,28 @@ class ModelConfig(Checked):
     rope_theta: float = option(10_000.0, "base of the rotary position embedding")
     norm_eps: float = option(1e-6, "epsilon of RMSNorm")
     tied: bool = option(False, "use the embedding as the head")
+    ngrams: int = option(
+        0,
+        "add embeddings of the last 2 to this many tokens to each token's (0: none); prevents exports",
+    )
+    ngram_rows: int = option(65_536, "rows of the table of each length of n-grams; a power of two")
+
+    @classmethod
+    def from_dict(cls, values: object, where: str) -> Self:
+        """As for every configuration; older models mean the defaults of the options in YOUNGER."""
+        return super().from_dict({**YOUNGER, **values} if isinstance(values, Mapping) else values, where)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a model file records: the options of YOUNGER only where they say something."""
+        return {name: value for name, value in asdict(self).items() if YOUNGER.get(name) != value}
 
     def problems(self) -> list[str]:
         counts = ("layers", "width", "mlp_width", "heads", "kv_heads", "head_size")
         found = integers(self, counts, 1, MOST) + integers(self, ("window",), 2, 16 * MOST)
         found += numbers(self, ("rope_theta", "norm_eps"), 0.0, above=True)
         found += choices(self, policy=POLICIES)
-        found += booleans(self, ("tied",))
+        found += booleans(self, ("tied",)) + integers(self, ("ngrams",), 0, 16)
+        found += integers(self, ("ngram_rows",), 2, 2**28)
         combined = []
         for name in ("width", "mlp_width"):
             if fine(found, name) and getattr(self, name) % 32:
@@ -51,6 +70,10 @@ class ModelConfig(Checked):
             combined.append(f"head_size is {self.head_size}, expected an even number (RoPE turns pairs)")
         if fine(found, "heads", "kv_heads") and self.heads % self.kv_heads:
             combined.append(f"kv_heads is {self.kv_heads}, expected a divisor of heads ({self.heads})")
+        if fine(found, "ngrams") and self.ngrams == 1:
+            combined.append("ngrams is 1, expected 0 (none) or at least 2")
+        if fine(found, "ngram_rows") and self.ngram_rows & (self.ngram_rows - 1):
+            combined.append(f"ngram_rows is {self.ngram_rows}, expected a power of two")
         return found + combined
 
 
@@ -73,18 +96,19 @@ def preset(name: str) -> ModelConfig:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Parameters by formula: 2VD (VD if tied) + layers x (attention + 3 D MLP + gains) + D."""
+    """Parameters by formula: 2VD (VD if tied) + n-grams + layers x (attention + 3 D MLP + gains) + D."""
     embedding = VOCABULARY_SIZE * config.width * (1 if config.tied else 2)
     attention = 2 * config.width * config.head_size * (config.heads + config.kv_heads)
     mlp = 3 * config.width * config.mlp_width
     gains = 2 * config.width + 2 * config.head_size
-    return embedding + config.layers * (attention + mlp + gains) + config.width
+    tables = max(0, config.ngrams - 1) * config.ngram_rows * config.width
+    return embedding + tables + config.layers * (attention + mlp + gains) + config.width
 
 
 def flops_per_token(config: ModelConfig, length: int) -> int:
     """Floating-point operations of one token's forward pass in a row of `length` tokens.
 
-    Two per weight of a matrix (the embedding is a look-up), and for causal attention two products over
+    Two per weight of a matrix (embeddings are look-ups), and for causal attention two products over
     on average (length + 1) / 2 keys. Training costs three times as much (Kaplan et al., 2020).
     """
     heads = config.heads * config.head_size

@@ -35,7 +35,7 @@ INEXACT = ("device", "threads", "compile", "micro_rows", "shard")
 """Options that a resume may change too, but then sums are rounded in another order: it is recorded in the
 run that it is no longer bit for bit what it would have been."""
 
-YOUNGER = {"shard": False, "rank_timeout": 300.0}
+YOUNGER = {"shard": False, "rank_timeout": 300.0, "ngram_rate": 0.02}
 """Options that runs of the first versions do not record, with what they did."""
 
 
@@ -64,6 +64,9 @@ class TrainConfig(Checked):
     muon: bool = option(True, "Muon for the matrices of the layers; off: AdamW for everything")
     muon_rate: float = option(0.02, "peak learning rate of Muon, for the layers' matrices")
     adam_rate: float = option(0.006, "peak learning rate of AdamW, for embedding, head and gains")
+    ngram_rate: float = option(
+        0.02, "peak learning rate of RMSprop, for embeddings of n-grams (--model.ngrams)"
+    )
     muon_momentum: float = option(0.95, "momentum of Muon")
     adam_beta1: float = option(0.8, "decay of AdamW's first moment")
     adam_beta2: float = option(0.95, "decay of AdamW's second moment")
@@ -127,7 +130,7 @@ class TrainConfig(Checked):
         found += numbers(self, ("rank_timeout",), 0.0, above=True)
         if not found and self.rank_timeout > 1_000_000:
             found.append(f"rank_timeout is {self.rank_timeout:g}, expected at most 1000000")
-        found += numbers(self, ("muon_rate", "adam_rate", "weight_decay"), 0.0)
+        found += numbers(self, ("muon_rate", "adam_rate", "ngram_rate", "weight_decay"), 0.0)
         found += shares(self, ("muon_momentum", "adam_beta1", "adam_beta2", "dropout", "warmup", "decay"))
         found += choices(
             self,

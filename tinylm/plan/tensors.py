@@ -28,6 +28,8 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
         "mlp.down_proj.weight": (config.width, config.mlp_width),
     }
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (VOCABULARY_SIZE, config.width)}
+    if config.ngrams:
+        shapes["model.ngrams.weight"] = ((config.ngrams - 1) * config.ngram_rows, config.width)
     for number in range(config.layers):
         shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (config.width,)
