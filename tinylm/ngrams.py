@@ -61,7 +61,7 @@ class NgramEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty((config.ngrams - 1) * config.ngram_rows, config.width))
 
     # A compiled graph would make the gradient a dense one, of the whole table.
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, rows_BTN: Tensor) -> Tensor:
         """The sum [B, T, D] of the rows of each position."""
         B, T, N = rows_BTN.shape

@@ -227,8 +227,8 @@ def prepare(
     if model.config.ngrams and (not ranks.alone or machine.device == "mps"):
         where = "on MPS" if ranks.alone else f"by {ranks.size} ranks"
         raise ConfigError(
-            f"model.ngrams is {model.config.ngrams}, whose sparse gradients are not trained {where}; use "
-            "--model.ngrams 0, or one process on a CPU or CUDA device"
+            f"ngrams is {model.config.ngrams}, whose sparse gradients are not trained {where}; use "
+            "--ngrams 0, or one process on a CPU or CUDA device"
         )
     model.to(machine.weight_dtype)
     if model.device.type != "meta":

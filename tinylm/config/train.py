@@ -64,9 +64,7 @@ class TrainConfig(Checked):
     muon: bool = option(True, "Muon for the matrices of the layers; off: AdamW for everything")
     muon_rate: float = option(0.02, "peak learning rate of Muon, for the layers' matrices")
     adam_rate: float = option(0.006, "peak learning rate of AdamW, for embedding, head and gains")
-    ngram_rate: float = option(
-        0.02, "peak learning rate of RMSprop, for embeddings of n-grams (--model.ngrams)"
-    )
+    ngram_rate: float = option(0.02, "peak learning rate of RMSprop, for embeddings of n-grams (--ngrams)")
     muon_momentum: float = option(0.95, "momentum of Muon")
     adam_beta1: float = option(0.8, "decay of AdamW's first moment")
     adam_beta2: float = option(0.95, "decay of AdamW's second moment")
