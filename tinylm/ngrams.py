@@ -33,11 +33,12 @@ def rows_of(ids_BS: Tensor, count: int, config: ModelConfig, segments_BS: Tensor
     seen = torch.ones(sizes["B"], count, dtype=torch.bool, device=ids_BS.device)
     hashed, rows = torch.zeros_like(seen, dtype=torch.int64), []
     for back in range(config.ngrams):
-        first = S - count - back
-        token = F.pad(ids_BS[:, max(first, 0) : S - back], (max(-first, 0), 0), value=DOC_BOUNDARY)
+        place = slice(max(0, S - count - back), max(0, S - back))
+        before = (count - (place.stop - place.start), 0)
+        token = F.pad(ids_BS[:, place], before, value=DOC_BOUNDARY)
         if segments_BS is not None and back:
-            own = F.pad(segments_BS[:, max(first, 0) : S - back], (max(-first, 0), 0), value=-2)
-            seen = seen & (own == segments_BS[:, S - count :])
+            its = F.pad(segments_BS[:, place], before, value=-2)
+            seen = seen & (its == segments_BS[:, S - count :])
         hashed = _mixed(hashed ^ torch.where(seen, token, DOC_BOUNDARY))
         seen = seen & (token != DOC_BOUNDARY)
         if back:
