@@ -18,6 +18,9 @@ NO_SKIPS = "TINYLM_NO_SKIPS"
 
 SMALL = ModelConfig(layers=2, width=64, mlp_width=96, heads=4, kv_heads=4, head_size=16, window=48)
 
+EXPORTABLE = {name: shape for name, shape in PRESETS.items() if not shape.ngrams}
+"""No other program knows embeddings of n-grams."""
+
 SHAPES = {
     "untied": SMALL,
     "tied": ModelConfig(**{**vars(SMALL), "tied": True}),
@@ -26,7 +29,7 @@ SHAPES = {
     "other numbers": ModelConfig(
         **{**vars(SMALL), "rope_theta": 5e5, "norm_eps": 1e-4, "policy": "reset", "window": 33}
     ),
-    **{name: ModelConfig(**{**vars(shape), "layers": 1, "window": 64}) for name, shape in PRESETS.items()},
+    **{name: ModelConfig(**{**vars(shape), "layers": 1, "window": 64}) for name, shape in EXPORTABLE.items()},
 }
 """Shapes that an export must not confuse; the presets with a single layer."""
 

@@ -48,7 +48,8 @@ def one(config: object, **changes: object) -> list[str]:
 
 class Presets(unittest.TestCase):
     def test_every_preset_has_the_shape_of_the_table(self) -> None:
-        self.assertEqual(list(PRESETS), list(TABLE))
+        self.assertEqual(list(PRESETS), [*TABLE, "fast"])
+        self.assertEqual(preset("fast"), dataclasses.replace(preset("nano"), layers=2, ngrams=6))
         for name, (layers, width, mlp, head, window, _) in TABLE.items():
             model = preset(name)
             found = (model.layers, model.width, model.mlp_width, model.head_size, model.window)

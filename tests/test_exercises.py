@@ -554,6 +554,31 @@ WRONG: dict[int, list[tuple[str, str]]] = {
             "the other way round",
         ),
     ],
+    20: [
+        ("def emitted(draft, drawn):\n    return list(drawn)", "after a wrong guess the model has read"),
+        (
+            """
+            def emitted(draft, drawn):
+                right = 0
+                while right < len(draft) and draft[right] == drawn[right]:
+                    right += 1
+                return list(draft[:right])
+            """,
+            "the draw after the last of them counts",
+        ),
+        (
+            """
+            def emitted(draft, drawn):
+                right = 0
+                while right < len(draft) and draft[right] == drawn[right]:
+                    right += 1
+                return list(drawn[: right + 1]) if right == len(draft) else list(drawn[:right])
+            """,
+            "it must not be lost",
+        ),
+        ("def emitted(draft, drawn):\n    return [*draft, drawn[-1]]", "a wrong guess is not emitted"),
+        ("def emitted(draft, drawn):\n    return [drawn[0]]", "not yet right"),
+    ],
 }
 
 ATTENTION = """

@@ -420,7 +420,7 @@ class Predictions(WithLlamaCpp):
     def test_every_preset_runs_in_every_kind(self) -> None:
         allowed = {"f32": 1e-8, "f16": 1e-4, "q8_0": 1e-2}
         ids = [256, *encode("안녕, a")]
-        for name, config in PRESETS.items():
+        for name, config in ((name, shape) for name, shape in PRESETS.items() if not shape.ngrams):
             model = random_model(config)
             ours_TV = log_probabilities(model, ids)
             for kind in KINDS:

@@ -85,6 +85,7 @@ PRESETS: dict[str, ModelConfig] = {
     "base": ModelConfig(
         layers=12, width=768, mlp_width=2048, heads=12, kv_heads=12, head_size=64, window=2048
     ),
+    "fast": ModelConfig(layers=2, ngrams=6),
 }
 
 

@@ -31,7 +31,7 @@ class PlanConfig(Checked):
     """A run that is not started: what it is, and what it would run on."""
 
     preset: str = option(
-        "base", "model preset: nano, micro, mini, small or base; the model's own flags override it"
+        "base", "model preset: nano, micro, mini, small, base or fast; the model's own flags override it"
     )
     model: ModelConfig | None = option(None, "the model; None stands for the preset's")
     gpus: int = option(1, "ranks, one device each")
@@ -89,6 +89,11 @@ class PlanConfig(Checked):
         )
         found += booleans(self, ("shard", "muon", "json"))
         combined = []
+        if not found and self.resolved_model().ngrams:
+            combined.append(
+                f"ngrams is {self.resolved_model().ngrams}: plan has no formulas for tables of "
+                "n-grams, which one process trains alone; choose another preset, or --ngrams 0"
+            )
         if self.tokens is not None and self.steps is not None:
             combined.append(f"tokens is {self.tokens:g} and steps is {self.steps}, expected one of them")
         if fine(found, "utilisation") and self.utilisation == 0:

@@ -48,7 +48,7 @@ class TrainConfig(Checked):
     )
     out: str | None = option(None, "folder of the run (default: checkpoints/NAME-PRESET); must not exist")
     preset: str = option(
-        "nano", "model preset: nano, micro, mini, small or base; the model's own flags override it"
+        "nano", "model preset: nano, micro, mini, small, base or fast; the model's own flags override it"
     )
     model: ModelConfig | None = option(None, "the model; None stands for the preset's")
     steps: int | None = option(None, "optimizer steps")

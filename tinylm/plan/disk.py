@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ def disk(config: ModelConfig, steps: int, tokens: float, keep: int, *, muon: boo
 def model_bytes(config: ModelConfig, kind: str = "F32") -> int:
     """The size of `model.safetensors`."""
     tensors = {name: (kind, shape) for name, shape in tensor_shapes(config).items()}
-    return safetensors_bytes(tensors, {"model": dataclasses.asdict(config)})
+    return safetensors_bytes(tensors, {"model": config.to_dict()})
 
 
 def training_bytes(config: ModelConfig, muon: bool, kind: str, step: int) -> int:

@@ -1,0 +1,151 @@
+"""Stage 20: from the naive loop to the fast one, one change per row."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tinylm import metrics, trainer, training_step
+from tinylm.config import CorpusConfig, GenerateConfig, ModelConfig, TrainConfig
+from tinylm.corpus import Corpus, build_corpus
+from tinylm.devices import choose_machine
+from tinylm.generate import Engine, Task
+from tinylm.generate.context import prompt_ids
+from tinylm.model import Transformer, flops_per_token
+from tinylm.reports import Report
+from tinylm.walkthrough import Lab, Stage, workspace
+
+STAGE = Stage(
+    number=20,
+    title="fast",
+    question="Where does the time go, and what takes it back?",
+    hypothesis="The naive loop is slow because it makes many small calls. Once rows are computed together, what "
+    "is left is arithmetic, and then only doing less of it helps: a better step per byte, or a smaller model that "
+    "is told more.",
+    experiment="train on the same bytes six times, one change after another, and count operators, "
+    "FLOPs and bits; then let the last model write 200 tokens in four ways",
+    next="Can a model name a character that it never saw?",
+)
+SHAPE = ModelConfig(layers=2, width=64, mlp_width=160, heads=2, kv_heads=2, head_size=32, window=64)
+TABLES = dataclasses.replace(SHAPE, ngrams=5, ngram_rows=16_384)
+CHANGES: tuple[tuple[str, dict[str, object]], ...] = (
+    ("naive: AdamW, row by row", {"muon": False, "micro_rows": 1}),
+    ("all rows at once", {"micro_rows": None}),
+    ("Muon for the layers", {"muon": True}),
+    ("twice the rates", {"muon_rate": 0.04, "adam_rate": 0.012}),
+    ("n-grams of 2 to 5 tokens", {"model": TABLES}),
+    ("one layer of two", {"model": dataclasses.replace(TABLES, layers=1)}),
+)
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that are called inside: each costs microseconds, however little it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of_a_step(config: TrainConfig, corpus: Corpus, folder: Path) -> int:
+    """Operators that one training step calls: forward, backward and the optimizer."""
+    shape = config.resolved_model()
+    run = trainer.prepare(folder, config, choose_machine(config), corpus, Transformer(shape), Report())
+    with Operators() as operators:
+        training_step.train_step(run, run.plan.batch(0), 0, 1.0)
+    return operators.count
+
+
+def again_for_each(model: Transformer, prompt: tuple[int, ...], count: int) -> tuple[list[int], int, int]:
+    """Greedy tokens, positions read and passes: everything is read again for every token."""
+    ids, read = list(prompt), 0
+    for _ in range(count):
+        seen = ids[-model.config.window :]
+        read += len(seen)
+        ids.append(int(model(torch.tensor([seen]))[0, -1].argmax()))
+    return ids[len(prompt) :], read, count
+
+
+def keys_kept(model: Transformer, prompt: tuple[int, ...], count: int) -> tuple[list[int], int, int]:
+    """The same with a cache: a token is read once."""
+    cache, ids, unread = model.new_cache(), [], list(prompt)
+    read = 0
+    for _ in range(count):
+        read += len(unread)
+        ids.append(int(model(torch.tensor([unread]), cache=cache)[0, -1].argmax()))
+        unread = ids[-1:]
+    return ids, read, count
+
+
+def in_engine(drafted: int) -> Callable[[Transformer, tuple[int, ...], int], tuple[list[int], int, int]]:
+    """The library's engine, with up to so many drafted tokens a step."""
+
+    def write(model: Transformer, prompt: tuple[int, ...], count: int) -> tuple[list[int], int, int]:
+        engine = Engine(model)
+        config = GenerateConfig(temperature=0.0, max_tokens=count, speculate=drafted)
+        generation = engine.start(Task(prompt, config))
+        ids: list[int] = []
+        passes = 0
+        while engine.running:
+            passes += 1
+            ids += [sampled.token for _, sampled in engine.step()]
+        return ids, len(prompt) + count + generation.drafted - generation.accepted, passes
+
+    return write
+
+
+def experiment(lab: Lab) -> None:
+    with workspace() as folder:
+        limit = CorpusConfig(max_documents=2_000 if lab.quick else 30_000, truncate=True)
+        corpus = build_corpus("builtin:unicode", folder / "corpus", limit)
+        config = TrainConfig(
+            data=str(corpus.path),
+            model=SHAPE,
+            steps=15 if lab.quick else 120,
+            batch_rows=16,
+            evaluate_every=1_000,
+            sample_tokens=0,
+            device="cuda" if lab.device == "cuda" else "cpu",
+            precision="float32",
+            compile="no",
+        )
+        rows: list[list[object]] = []
+        bits, operators, flops = [], [], []
+        for number, (name, change) in enumerate(CHANGES):
+            config = dataclasses.replace(config, out=str(folder / str(number)), **change)  # type: ignore[arg-type]
+            result = trainer.train(config)
+            assert result.evaluation is not None
+            shape, tokens = config.resolved_model(), config.batch_rows * SHAPE.window
+            bits.append(result.evaluation.bits_per_byte)
+            operators.append(operators_of_a_step(config, corpus, folder))
+            flops.append(3 * flops_per_token(shape, shape.window))
+            seconds = statistics.median(metrics.read_timings(result.run))
+            rows.append([name, operators[-1], flops[-1] / 1e6, tokens / seconds / 1e3, bits[-1]])
+        model = checkpoint.load_model(result.run)
+        written: list[list[object]] = []
+        said, reads, passes = [], [], []
+        ways = {
+            "everything again": again_for_each,
+            "keys and values kept": keys_kept,
+            "compiled step": in_engine(0),
+            "drafts of up to 8": in_engine(8),
+        }
+        prompt, count = prompt_ids("HANGUL SYLLABLE "), 40
+        for name, write in ways.items():
+            began = time.perf_counter()
+            with torch.inference_mode():
+                ids, read, calls = write(model, prompt, count)
+            seconds = time.perf_counter() - began
+            said.append(ids)
+            reads.append(read / count)
+            passes.append(calls / count)
+            written.append([name, reads[-1], passes[-1], 1e3 * seconds / count])
+    lab.table(["training", "operators a step", "MFLOP a byte", "kB a second", "bits per byte"], rows)
+    lab.table(["writing", "positions a token", "passes a token", "ms a token"], written)
