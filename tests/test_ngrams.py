@@ -142,7 +142,7 @@ class TestModel(unittest.TestCase):
         self.assertEqual(list(tensor_shapes(TINY).items()), list(shapes.items()))
 
     def test_a_model_without_them_writes_what_it_always_wrote(self):
-        plain = dataclasses.replace(TINY, ngrams=0, ngram_rows=65_536)
+        plain = dataclasses.replace(TINY, ngrams=0, ngram_rows=32_768)
         self.assertNotIn("ngrams", plain.to_dict())
         self.assertEqual(ModelConfig.from_dict(plain.to_dict(), "here"), plain)
         self.assertEqual(ModelConfig.from_dict(TINY.to_dict(), "here"), TINY)

@@ -13,7 +13,7 @@ from tinylm.errors import ConfigError
 Policy = Literal["cross", "mask", "reset"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
-YOUNGER: Mapping[str, Any] = {"ngrams": 0, "ngram_rows": 65_536}
+YOUNGER: Mapping[str, Any] = {"ngrams": 0, "ngram_rows": 32_768}
 """Options that models of the first versions do not record, with what they are there."""
 
 
@@ -40,7 +40,7 @@ class ModelConfig(Checked):
         0,
         "add embeddings of the last 2 to this many tokens to each token's (0: none); prevents exports",
     )
-    ngram_rows: int = option(65_536, "rows of the table of each length of n-grams; a power of two")
+    ngram_rows: int = option(32_768, "rows of the table of each length of n-grams; a power of two")
 
     @classmethod
     def from_dict(cls, values: object, where: str) -> Self:

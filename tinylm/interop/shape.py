@@ -23,7 +23,7 @@ PLACES: Mapping[str, str] = {
 }
 """Options of ModelConfig and their names in a Hugging Face config.json of Qwen3."""
 
-ABSENT: Mapping[str, object] = {"ngrams": 0, "ngram_rows": 65_536}
+ABSENT: Mapping[str, object] = {"ngrams": 0, "ngram_rows": 32_768}
 """Options that go beyond Qwen3's shape, each with the value that switches it off."""
 
 
