@@ -35,7 +35,7 @@ class ScriptedSlots:
     def copy(self, source: int, target: int, length: int) -> None:
         self.copied.append((source, target, length))
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, first: int = 0) -> None:
         self.cleared.append(slot)
 
 

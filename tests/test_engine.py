@@ -199,9 +199,9 @@ class RowsAtTheShapesOfThePresets(unittest.TestCase):
             for slot, position in enumerate(positions):
                 for buffer in ("keys_LBHSK", "values_LBHSK"):
                     getattr(one._slots, buffer)[:, 0] = getattr(many._slots, buffer)[:, slot]
-                expected[slot] = one.step({0: (position, 7)})[0]
+                expected[slot] = one.step({0: (position, [7])})[0]
             for chosen in (*(range(rows) for rows in range(2, 18)), range(16, 17), (1, 4, 9, 10, 16)):
-                found = many.step({slot: (positions[slot], 7) for slot in chosen})
+                found = many.step({slot: (positions[slot], [7]) for slot in chosen})
                 for slot in chosen:
                     same = np.array_equal(found[slot], expected[slot])
                     self.assertTrue(same, (preset, count, from_parameters, chosen, slot))

@@ -81,10 +81,10 @@ class Slots:
             buffer_LBHSK[:, target, :, :length] = buffer_LBHSK[:, source, :, :length]
         self.ids_BS[target, :length] = self.ids_BS[source, :length]
 
-    def clear(self, slot: int) -> None:
-        """Zeros, where something that is not finite may have been written."""
-        self.keys_LBHSK[:, slot] = 0
-        self.values_LBHSK[:, slot] = 0
+    def clear(self, slot: int, first: int = 0) -> None:
+        """Zeros from a position on, where something that is not finite may have been written."""
+        self.keys_LBHSK[:, slot, :, first:] = 0
+        self.values_LBHSK[:, slot, :, first:] = 0
 
 
 class SlotRows:

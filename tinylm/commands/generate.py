@@ -13,6 +13,7 @@ from tinylm.flags import flags
 
 
 def generate(given: Arguments) -> int:
+    from tinylm.generate import why_not_compiled
     from tinylm.interrupts import stop_requests
     from tinylm.language_model import load
 
@@ -22,6 +23,8 @@ def generate(given: Arguments) -> int:
         values[name] = told_or_read(name, values[name])
     config = options.GenerateConfig(**values).check()
     events = load(path).generate(prompt, **dataclasses.asdict(config))
+    if (reason := why_not_compiled()) is not None:
+        print(f"[slower, in PyTorch: {reason}]", file=sys.stderr)
     print(prompt, end="", flush=True)
     end = None
     with stop_requests() as stop:

@@ -231,8 +231,8 @@ class Engine:
                 logits[generation.slot] = self._read_chunk(generation, ids)
                 budget -= len(ids)
         single = [g for g in active if len(g.window.tokens) == g.window.read + 1]
-        tokens = {g.slot: (g.window.read, g.window.tokens[-1]) for g in single}
-        logits.update(self._reader.step(tokens))
+        tokens = {g.slot: (g.window.read, g.window.tokens[-1:]) for g in single}
+        logits.update({slot: logits_TV[-1] for slot, logits_TV in self._reader.step(tokens).items()})
         for generation in single:
             generation.window.read += 1
             generation.finite = bool(np.isfinite(logits[generation.slot].sum()))

@@ -1,4 +1,7 @@
-"""The model behind slots: tokens go into a slot, logits come out."""
+"""The model behind slots: tokens go into a slot, logits come out.
+
+Two ways: the compiled step for a Transformer in float32 on the CPU, and PyTorch for everything else.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch import Tensor
 from tinylm.config import ModelConfig
 from tinylm.contract import VOCABULARY_SIZE
 from tinylm.devices import cpu_threads
+from tinylm.generate import native
 from tinylm.generate.independence import ROWS, Measured, independent_rows
 from tinylm.model import Transformer
 from tinylm.sampling import Floats
@@ -28,7 +32,7 @@ class Model(Protocol):
 
     `new_slots(n)` gives an object with `at(first, positions)`, the cache of a forward pass in which row b
     reads on in slot first + b from positions[b], or is idle where that is None; `copy(source, target,
-    length)`; and `clear(slot)`.
+    length)`; and `clear(slot, first)`, which forgets what was read from a position on.
     """
 
     @property
@@ -47,11 +51,23 @@ class Model(Protocol):
 class Reader:
     """A model and its slots. Weights are taken as they are when it is made.
 
-    Unless `fast`, what a row gives does not depend on the rows beside it, bit for bit.
+    Unless `fast`, what a row gives does not depend on the rows beside it, bit for bit. `exact_drafts`:
+    whether several ids of one slot, read at once, give bit for bit what they give one by one. `how`: one
+    line that says which way tokens are read, and why not the other.
     """
 
     def __init__(self, model: Model, slots: int, *, fast: bool = False) -> None:
+        self._native: native.NativeStep | None = None
+        obstacle = native.obstacle(model)
+        if obstacle is None:
+            assert isinstance(model, Transformer)
+            self._native, self.exact_drafts = native.NativeStep(model, slots), True
+            self.how = "the compiled step"
+            return
+        self.how = f"PyTorch ({obstacle})"
         self._model, self._rows = model, Measured(1, ROWS, True, torch.get_num_threads())
+        # The kernels of PyTorch round a token among others of its row in another way than one alone.
+        self.exact_drafts = not isinstance(model, Transformer)
         if isinstance(model, Transformer) and not fast:
             self._model, self._rows = independent_rows(model)
         # Rows that fill up a step stand behind the last slot, if not in one that is idle.
@@ -61,36 +77,47 @@ class Reader:
 
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
+        if self._native is not None:
+            return self._native.read({slot: (position, ids)}, last=True)[slot][-1]
         if len(ids) < self._rows.least:
             for index, token in enumerate(ids):
-                last_V = self.step({slot: (position + index, token)})[slot]
+                last_V = self.step({slot: (position + index, [token])})[slot][-1]
         else:
-            last_V = self._forward(slot, [position], [list(ids)])[0]
+            last_V = self._forward(slot, [position], [list(ids)])[0, -1]
         return last_V
 
-    def step(self, tokens: Mapping[int, tuple[int, int]]) -> dict[int, Floats]:
-        """Read one token in each of several slots, given as (position, id); the logits of each slot."""
+    def step(self, tokens: Mapping[int, tuple[int, Sequence[int]]]) -> dict[int, Floats]:
+        """Read on in several slots, each given as (first position, ids).
+
+        Gives for each slot the logits (float64 [n, 257], on the host) after each of its n ids.
+        """
+        if self._native is not None:
+            return self._native.read(tokens)
         found: dict[int, Floats] = {}
-        for rows in spans(sorted(tokens), self._rows.most):
+        single = {slot: (first, ids[0]) for slot, (first, ids) in tokens.items() if len(ids) == 1}
+        for rows in spans(sorted(single), self._rows.most):
             filled = range(rows[0], rows[0] + max(len(rows), self._rows.least))
-            places = [tokens.get(slot, (None, 0)) for slot in filled]
+            places = [single.get(slot, (None, 0)) for slot in filled]
             with cpu_threads(self._rows.threads):
-                last_BV = self._forward(
+                logits_BTV = self._forward(
                     rows[0], [place for place, _ in places], [[token] for _, token in places]
                 )
-            found.update({slot: last_BV[slot - rows[0]] for slot in rows if slot in tokens})
+            found.update({slot: logits_BTV[slot - rows[0]] for slot in rows if slot in single})
+        for slot, (first, ids) in tokens.items():
+            if len(ids) > 1:
+                found[slot] = self._forward(slot, [first], [list(ids)])[0]
         return found
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give a slot the first `length` keys and values of another."""
-        self._slots.copy(source, target, length)
+        (self._native or self._slots).copy(source, target, length)
 
-    def clear(self, slot: int) -> None:
-        """Forget what may not be finite."""
-        self._slots.clear(slot)
+    def clear(self, slot: int, first: int = 0) -> None:
+        """Forget what may not be finite, from a position on."""
+        (self._native or self._slots).clear(slot, first)
 
     def _forward(self, first: int, positions: Sequence[int | None], ids: list[list[int]]) -> Floats:
-        """Logits (float64 [B, 257], on the host) after the last token of each row."""
+        """Logits (float64 [B, T, 257], on the host) after each token of each row."""
         ids_BT = torch.tensor(ids, dtype=torch.int64, device=self._model.device)
         # Not around a yield: the mode would reach into the caller's own code.
         with torch.inference_mode():
@@ -98,8 +125,8 @@ class Reader:
         B, T = ids_BT.shape
         check_shape(logits_BTV, "B T V", name="logits_BTV", kind="float", B=B, T=T, V=VOCABULARY_SIZE)
         # First to the host, then to float64, which not every device has.
-        last_BV: Floats = logits_BTV[:, -1].cpu().to(torch.float64).numpy()
-        return last_BV
+        found_BTV: Floats = logits_BTV.cpu().to(torch.float64).numpy()
+        return found_BTV
 
 
 def spans(slots: Sequence[int], most: int = ROWS) -> Iterator[range]:
