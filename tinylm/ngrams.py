@@ -6,6 +6,11 @@ reads, and so changes, a few thousand rows: gradients are sparse. Hash n-grams: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +23,9 @@ MULTIPLIER = -0x61C8864680B583EB  # 2**64 over the golden ratio (Knuth), as a si
 SHIFT = 29
 
 
+Ids = TypeVar("Ids", Tensor, npt.NDArray[np.int64])
+
+
 def rows_of(ids_BS: Tensor, count: int, config: ModelConfig, segments_BS: Tensor | None = None) -> Tensor:
     """Rows of the table (int64 [B, count, ngrams - 1]) of the n-grams that end at the last `count` tokens.
 
@@ -28,30 +36,34 @@ def rows_of(ids_BS: Tensor, count: int, config: ModelConfig, segments_BS: Tensor
     sizes = check_shape(ids_BS, "B S", name="ids_BS", kind="integer")
     if segments_BS is not None:
         check_shape(segments_BS, "B S", name="segments_BS", kind="integer", **sizes)
-    S, bits = sizes["S"], config.ngram_rows.bit_length() - 1
-    # Only the last `count` places are wanted, but what stands before them is looked at.
-    seen = torch.ones(sizes["B"], count, dtype=torch.bool, device=ids_BS.device)
-    hashed, rows = torch.zeros_like(seen, dtype=torch.int64), []
-    for back in range(config.ngrams):
-        place = slice(max(0, S - count - back), max(0, S - back))
+    S, back = sizes["S"], []
+    for distance in range(config.ngrams):
+        place = slice(max(0, S - count - distance), max(0, S - distance))
         before = (count - (place.stop - place.start), 0)
-        token = F.pad(ids_BS[:, place], before, value=DOC_BOUNDARY)
-        if segments_BS is not None and back:
-            its = F.pad(segments_BS[:, place], before, value=-2)
-            seen = seen & (its == segments_BS[:, S - count :])
-        hashed = _mixed(hashed ^ torch.where(seen, token, DOC_BOUNDARY))
-        seen = seen & (token != DOC_BOUNDARY)
-        if back:
+        token_BT = F.pad(ids_BS[:, place], before, value=DOC_BOUNDARY)
+        if segments_BS is not None:
+            its_BT = F.pad(segments_BS[:, place], before, value=-2)
+            token_BT = torch.where(its_BT == segments_BS[:, S - count :], token_BT, DOC_BOUNDARY)
+        back.append(token_BT)
+    return torch.stack(rows_of_tokens(back, config), dim=-1)
+
+
+def rows_of_tokens(back: Sequence[Ids], config: ModelConfig) -> list[Ids]:
+    """Rows of the n-grams of 2, 3, ... tokens, given a token and those 1, 2, ... places before it (int64 of
+    any shape). What stands before a boundary does not count."""
+    bits, rows = config.ngram_rows.bit_length() - 1, []
+    hashed, inside = back[0] * 0, back[0] * 0 + 1
+    for distance, token in enumerate(back):
+        # Without conditions, so that it is the same for tensors and arrays. Products wrap around.
+        known = (token - DOC_BOUNDARY) * inside
+        product = (hashed ^ (known + DOC_BOUNDARY)) * MULTIPLIER
+        hashed = product ^ ((product >> SHIFT) & ((1 << (64 - SHIFT)) - 1))
+        inside = inside * (known != 0)
+        if distance:
             # The upper bits of a product depend on all bits of what was multiplied.
             row = (hashed * MULTIPLIER >> (64 - bits)) & (config.ngram_rows - 1)
-            rows.append(row + (back - 1) * config.ngram_rows)
-    return torch.stack(rows, dim=-1)
-
-
-def _mixed(hashed: Tensor) -> Tensor:
-    """One round of a multiplicative hash over 64 bits; products wrap around."""
-    product = hashed * MULTIPLIER
-    return product ^ ((product >> SHIFT) & ((1 << (64 - SHIFT)) - 1))
+            rows.append(row + (distance - 1) * config.ngram_rows)
+    return rows
 
 
 class NgramEmbedding(nn.Module):

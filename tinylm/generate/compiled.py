@@ -129,7 +129,9 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
     if ran.returncode:
         told = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr)
-        raise NotCompiled(f"{command[0]} ended with exit code {ran.returncode}" + f": {one_line(told)}" * bool(told.strip()))
+        raise NotCompiled(
+            f"{command[0]} ended with exit code {ran.returncode}" + f": {one_line(told)}" * bool(told.strip())
+        )
     return ran
 
 

@@ -14,10 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinylm.contract import VOCABULARY_SIZE
+from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.generate import compiled
 from tinylm.generate.compiled import NotCompiled
 from tinylm.model import Transformer
+from tinylm.ngrams import rows_of_tokens
 from tinylm.sampling import Floats
 
 Floats32 = npt.NDArray[np.float32]
@@ -69,7 +70,7 @@ def obstacle(model: object) -> str | None:
 
 
 def _names(model: Transformer) -> Iterable[str]:
-    yield from ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+    yield from ("model.embed_tokens.weight", "model.ngrams.weight", "model.norm.weight", "lm_head.weight")
     for layer in range(model.config.layers):
         for part in (
             *("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
@@ -102,7 +103,10 @@ class NativeStep:
             place.o = self._panels(attention.o_proj.weight)
             place.mlp_norm = self._at(self._plain(layer.post_attention_layernorm.weight))
             gate_up = torch.stack(
-                [w.detach().view(-1, PANEL, config.width) for w in (mlp.gate_proj.weight, mlp.up_proj.weight)],
+                [
+                    w.detach().view(-1, PANEL, config.width)
+                    for w in (mlp.gate_proj.weight, mlp.up_proj.weight)
+                ],
                 dim=1,
             )
             place.gate_up = self._panels(gate_up.view(-1, config.width))
@@ -119,7 +123,12 @@ class NativeStep:
             ctypes.addressof(layers), self._at(self._plain(model.model.norm.weight)), self._panels(head),
             self._keys_LBHSKP.ctypes.data, self._values_LBHKSP.ctypes.data,
         )  # fmt: skip
-        self._work = sum(parameter.numel() for parameter in model.parameters())
+        self._config, self._reach = config, max(0, config.ngrams - 1)
+        self._table_RD = None if model.model.ngrams is None else self._plain(model.model.ngrams.weight)
+        # The ids that were read, behind boundaries for what n-grams would see before the first of them.
+        self._ids_BS = np.full((slots, self._reach + config.window), DOC_BOUNDARY, np.int64)
+        tables = 0 if self._table_RD is None else self._table_RD.size
+        self._work = sum(parameter.numel() for parameter in model.parameters()) - tables
         self._rows = np.zeros(ROWS, ROW)
         self._x_RD = _aligned((ROWS, config.width))
         self._arguments = (
@@ -160,15 +169,26 @@ class NativeStep:
         count = len(ids)
         self._rows[:count] = rows
         self._embedding_VD.take(ids, axis=0, out=self._x_RD[:count])
+        if self._table_RD is not None:
+            self._x_RD[:count] += self._table_RD[self._ngram_rows(ids)].sum(axis=1)
         model, places, x = self._arguments
         threads = min(torch.get_num_threads(), 1 + count * self._work // WORK_OF_A_THREAD)
         self._function(model, count, places, x, logits_NV.ctypes.data, threads)
+
+    def _ngram_rows(self, ids: list[int]) -> npt.NDArray[np.int64]:
+        """Rows of the table [R, ngrams - 1] for the ids of a call, which are remembered."""
+        slots, positions = self._rows["slot"][: len(ids)], self._rows["position"][: len(ids)]
+        self._ids_BS[slots, self._reach + positions] = ids
+        places = positions.astype(np.int64) + self._reach
+        back = [self._ids_BS[slots, places - distance] for distance in range(self._reach + 1)]
+        return np.stack(rows_of_tokens(back, self._config), axis=-1)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give a slot the first `length` keys and values of another."""
         whole = -(-length // PANEL)
         self._keys_LBHSKP[:, target, :, :whole] = self._keys_LBHSKP[:, source, :, :whole]
         self._values_LBHKSP[:, target, :, :, :length] = self._values_LBHKSP[:, source, :, :, :length]
+        self._ids_BS[target, : self._reach + length] = self._ids_BS[source, : self._reach + length]
 
     def clear(self, slot: int, first: int = 0) -> None:
         """Forget what was read from a position on: nothing to do, for a row sees what was read before it."""
@@ -190,7 +210,9 @@ class NativeStep:
                 raise AssertionError("a matrix in front of another has whole panels")
             first = row // PANEL
             source = matrix_OI.detach().numpy()
-            panels_PIO[first : first + whole // PANEL] = source[:whole].reshape(-1, PANEL, inputs).transpose(0, 2, 1)
+            panels_PIO[first : first + whole // PANEL] = (
+                source[:whole].reshape(-1, PANEL, inputs).transpose(0, 2, 1)
+            )
             if whole < len(source):
                 panels_PIO[first + whole // PANEL, :, : len(source) - whole] = source[whole:].T
             row += len(source)
