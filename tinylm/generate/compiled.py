@@ -128,10 +128,9 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         timeout=PATIENCE,
     )  # fmt: skip
     if ran.returncode:
-        told = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr)
-        raise NotCompiled(
-            f"{command[0]} ended with exit code {ran.returncode}" + f": {one_line(told)}" * bool(told.strip())
-        )
+        told = one_line(next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr))
+        why = f"{command[0]} ended with exit code {ran.returncode}"
+        raise NotCompiled(f"{why}: {told}" if told else why)
     return ran
 
 

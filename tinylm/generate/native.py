@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,23 +31,21 @@ WORK_OF_A_THREAD = 2_000_000
 ROW = np.dtype([("slot", np.int32), ("position", np.int32), ("logits", np.int32)])
 
 
+def _fields(names: str, kind: type) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
 class _Layer(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in ("attention_norm", "qkv", "q_norm", "k_norm", "o", "mlp_norm", "gate_up", "down")
-    ]
+    _fields_ = _fields("attention_norm qkv q_norm k_norm o mlp_norm gate_up down", ctypes.c_void_p)
 
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in (
-            "layers", "width", "mlp_width", "heads", "kv_heads", "head_size", "vocabulary", "capacity", "slots",
-        )),
+        *_fields("layers width mlp_width heads kv_heads head_size vocabulary", ctypes.c_int64),
+        *_fields("capacity slots", ctypes.c_int64),
         ("epsilon", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in (
-            "cosines", "sines", "layer", "norm", "head", "keys", "values",
-        )),
-    ]  # fmt: skip
+        *_fields("cosines sines layer norm head keys values", ctypes.c_void_p),
+    ]
 
 
 def obstacle(model: object) -> str | None:
@@ -92,7 +91,8 @@ class NativeStep:
         self._embedding_VD = self._plain(model.model.embed_tokens.weight)
         head = model.model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
         layers = (_Layer * config.layers)()
-        for place, layer in zip(layers, model.model.layers, strict=True):
+        parts: Iterable[Any] = model.model.layers
+        for place, layer in zip(layers, parts, strict=True):
             attention, mlp = layer.self_attn, layer.mlp
             place.attention_norm = self._at(self._plain(layer.input_layernorm.weight))
             place.qkv = self._panels(

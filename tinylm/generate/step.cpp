@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -143,9 +144,9 @@ static inline float exponential(float x) {
     x = x > 88.0f ? 88.0f : x;
     float shifted = fma(x, 1.44269504f, 12582912.0f);  // 1.5 x 2^23: the last bits of the sum are n
     float n = shifted - 12582912.0f;
-    float r = fma(n, 1.42860677e-6f, fma(n, -0.693148613f, x));  // ln 2 in two parts
-    float y = 1.0f / 5040;
-    for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = fma(y, r, term);
+    float r = fma(n, -1.42860677e-6f, fma(n, -0.693145752f, x));  // ln 2 in two parts, of which n times the first is exact
+    float y = fma(fma(1.0f / 5040, r, 1.0f / 720), r, 1.0f / 120);
+    y = fma(fma(fma(fma(fma(y, r, 1.0f / 24), r, 1.0f / 6), r, 0.5f), r, 1.0f), r, 1.0f);
     int32_t bits, power;
     std::memcpy(&bits, &y, 4);
     std::memcpy(&power, &shifted, 4);
@@ -171,7 +172,12 @@ static inline void rotate(float* x, const float* cosines, const float* sines, In
 
 // ---- threads ------------------------------------------------------------------------------------------------
 
-constexpr int SPINS = 4000;  // some ten microseconds: then others may have the core
+constexpr int SPINS = 4000;  // some tens of microseconds: then others may have the core
+
+template <typename Condition> static void wait_until(Condition condition) {
+    for (int spins = 0; !condition(); spins++)
+        if (spins < SPINS) relax(); else std::this_thread::yield();
+}
 
 struct Barrier {  // all threads have arrived before any goes on
     int threads;
@@ -184,8 +190,7 @@ struct Barrier {  // all threads have arrived before any goes on
             round.fetch_add(1);
             return;
         }
-        for (int spins = 0; round.load(std::memory_order_acquire) == now; spins++)
-            if (spins < SPINS) relax(); else std::this_thread::yield();
+        wait_until([&] { return round.load() != now; });
     }
 };
 
@@ -200,16 +205,21 @@ class Team {  // threads that wait for work; they sleep while there is none
         }
         Barrier barrier{threads};
         auto call = [](void* f, int thread, Barrier& barrier) { (*static_cast<F*>(f))(thread, barrier); };
+        try {
+            for (; size_ < threads - 1; size_++) std::thread(&Team::work, this, size_ + 1, round_.load()).detach();
+        } catch (const std::system_error&) {  // no more threads are to be had
+            Barrier alone{1};
+            return f(0, alone);
+        }
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            while (int(size_) < threads - 1) std::thread(&Team::work, this, ++size_, round_.load()).detach();
             call_ = call, f_ = &f, barrier_ = &barrier, threads_ = threads;
             round_.fetch_add(1);
         }
         wake_.notify_all();
         f(0, barrier);
-        barrier.wait();                            // all have computed
-        while (leaving_.load() != threads - 1) relax();  // and none looks at the barrier any more
+        barrier.wait();                                            // all have computed
+        wait_until([&] { return leaving_.load() == threads - 1; });  // and none looks at the barrier any more
         leaving_.store(0);
     }
 
@@ -389,4 +399,9 @@ struct Pass {
 extern "C" void tinylm_step(const Model* model, Int count, const Row* rows, float* x, double* logits, int threads) {
     Pass pass{*model, rows, count, x, logits};
     team.run(threads, [&](int thread, Barrier& barrier) { pass.compute(thread, barrier); });
+}
+
+// For the tests.
+extern "C" void tinylm_exponential(const float* x, float* y, Int count) {
+    for (Int i = 0; i < count; i++) y[i] = exponential(x[i]);
 }
