@@ -133,8 +133,10 @@ def draw(probabilities_V: Floats, u: float) -> int:
             f"probabilities_V: the sum is {total:g}, expected numbers of at least 0 with a sum above 0; "
             "give what distribution() returns"
         )
-    # side="right" skips ids that add nothing to the sum; u * total, rounded up, must not pass the last one.
-    return min(int(sums.searchsorted(u * total, "right")), int(sums.searchsorted(total)))
+    # "right" skips ids that add nothing to the sum; u * total, rounded up, must not pass the last one.
+    if u * total < total:
+        return int(sums.searchsorted(u * total, "right"))
+    return int(sums.searchsorted(total))
 
 
 def allowed_after(held: bytes, room: int | None = None) -> Mask:

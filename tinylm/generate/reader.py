@@ -78,11 +78,11 @@ class Reader:
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
         if self._native is not None:
-            (last_V,) = self._native.read({slot: (position, ids)}, last=True)[slot]
-            return last_V
+            alone_V: Floats = self._native.read({slot: (position, ids)}, last=True)[slot][0]
+            return alone_V
         if len(ids) < self._rows.least:
             for index, token in enumerate(ids):
-                last_V = self.step({slot: (position + index, [token])})[slot][-1]
+                last_V: Floats = self.step({slot: (position + index, [token])})[slot][-1]
         else:
             last_V = self._forward(slot, [position], [list(ids)])[0, -1]
         return last_V
