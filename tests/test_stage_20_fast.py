@@ -21,7 +21,8 @@ class TestStage(unittest.TestCase):
 class TestIdeas(unittest.TestCase):
     def setUp(self):
         self.model = Transformer(
-            ModelConfig(layers=1, width=32, mlp_width=32, heads=2, kv_heads=2, head_size=16, window=64), seed=3
+            ModelConfig(layers=1, width=32, mlp_width=32, heads=2, kv_heads=2, head_size=16, window=64),
+            seed=3,
         ).requires_grad_(False)
         generator = torch.Generator().manual_seed(0)
         for parameter in self.model.parameters():

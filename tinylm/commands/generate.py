@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tinylm.flags import flags
 
 
 def generate(given: Arguments) -> int:
-    from tinylm.generate import why_not_compiled
+    from tinylm.generate import Engine, Task, events, prompt_ids, why_not_compiled
     from tinylm.interrupts import stop_requests
     from tinylm.language_model import load
 
@@ -22,13 +21,16 @@ def generate(given: Arguments) -> int:
     for name in ("grammar", "regex", "json_schema"):
         values[name] = told_or_read(name, values[name])
     config = options.GenerateConfig(**values).check()
-    events = load(path).generate(prompt, **dataclasses.asdict(config))
+    engine = Engine(load(path).transformer)
     if (reason := why_not_compiled()) is not None:
         print(f"[slower, in PyTorch: {reason}]", file=sys.stderr)
+    if config.speculate and engine.unspeculative:
+        print(f"[speculate is ignored: {engine.unspeculative}]", file=sys.stderr)
+    generation = engine.start(Task(prompt_ids(prompt), config))
     print(prompt, end="", flush=True)
     end = None
     with stop_requests() as stop:
-        for event in events:
+        for event in events(engine, generation):
             print(event.text, end="", flush=True)
             end = event.end
             if stop.signal is not None:
@@ -38,7 +40,10 @@ def generate(given: Arguments) -> int:
         how = {"boundary": "the document ended", "limit": "limit", "stop": f"stop string {end.stop!r}"}[
             end.reason
         ]
-        print(f"[{how} after {end.tokens} tokens]", file=sys.stderr)
+        guessed = (
+            f", {generation.accepted} of {generation.drafted} guesses right" if generation.drafted else ""
+        )
+        print(f"[{how} after {end.tokens} tokens{guessed}]", file=sys.stderr)
     return ended(stop.signal)
 
 

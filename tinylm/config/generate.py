@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from tinylm.config.checked import Checked, booleans, integers, is_number, is_text, numbers, option, seed
 
+MOST_GUESSED = 64
+"""The most that `speculate` may be: text is never so predictable that more would pay."""
+
 
 @dataclass(frozen=True)
 class GenerateConfig(Checked):
@@ -40,6 +43,10 @@ class GenerateConfig(Checked):
     frequency_penalty: float = option(0.0, "take this off for each occurrence among the recent tokens")
     repeat_last_n: int = option(64, "tokens that are recent, prompt included; -1: all that the model sees")
 
+    speculate: int = option(
+        0, "most tokens guessed and read at once with the last; changes no id, only the speed; 0: none"
+    )
+
     def problems(self) -> list[str]:
         found = integers(self, ("max_tokens", "top_k"), 0)
         found += seed(self)
@@ -48,6 +55,7 @@ class GenerateConfig(Checked):
         found += numbers(self, ("presence_penalty", "frequency_penalty"), -math.inf)
         found += integers(self, ("repeat_last_n",), -1)
         found += booleans(self, ("valid_utf8",))
+        found += integers(self, ("speculate",), 0, MOST_GUESSED)
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             found.append(f"top_p is {self.top_p!r}, expected a share above 0 and up to 1")
         if not is_number(self.min_p) or not 0 <= self.min_p <= 1:

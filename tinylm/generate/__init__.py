@@ -24,6 +24,7 @@ __all__ = [
     "Model",
     "Sampled",
     "Task",
+    "events",
     "generate",
     "prompt_ids",
     "why_not_compiled",
@@ -44,10 +45,11 @@ def generate(
     RequestError, ConfigError or ContractError before anything is computed.
     """
     engine = Engine(model)
-    return _events(engine, engine.start(Task(prompt_ids(prompt), config or GenerateConfig())))
+    return events(engine, engine.start(Task(prompt_ids(prompt), config or GenerateConfig())))
 
 
-def _events(engine: Engine, generation: Generation) -> Generator[Event, None, None]:
+def events(engine: Engine, generation: Generation) -> Generator[Event, None, None]:
+    """The events of the one generation that runs in an engine, as `generate` gives them."""
     while generation.stream.end is None:
         for _, outcome in engine.step():
             if isinstance(outcome, Sampled):

@@ -1,14 +1,19 @@
-"""The engine: generations in slots, all of them moved on by one token a step.
+"""The engine: generations in slots, all of them moved on by one token a step, or by a few that were guessed.
 
 One generator for the library and the server: `generate()` is an engine with one slot. A generation's ids
 depend on its task alone, never on its neighbours, its slot, how many slots there are, or the order of work:
 its prompt is read by itself, in chunks whose borders depend on the prompt alone; tokens are read in rows
 that do not depend on one another; and of the keys of others only those of equal whole chunks are used.
+
+Nor do they depend on guesses. Guessed tokens are read together with the last one; then each token is drawn
+as ever, by its number, from the logits after the one before, and goes on while the guess was right: draw
+s from p, emit s, continue while s is the guess. So each token comes from the model's own distribution
+(rejection sampling with a draft that is one point; Leviathan et al., 2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,10 +25,16 @@ from tinylm import constraints
 from tinylm.config import GenerateConfig
 from tinylm.constraints import Constraint
 from tinylm.errors import ConflictError, RequestError, TinylmError
-from tinylm.events import Event, EventStream
+from tinylm.events import End, Event, EventStream
 from tinylm.generate.context import Window
+from tinylm.generate.drafts import NOTHING, ORDERS, Drafts, Guess, History
 from tinylm.generate.reader import CHUNK, Model, Reader
 from tinylm.sampling import Floats, distribution, draw, penalized, uniform
+
+INEXACT = (
+    "this model's kernels round a token that is read among others in another way than one that is read "
+    "alone, so speculation could change ids"
+)
 
 
 class Constraints(Protocol):
@@ -55,7 +66,7 @@ class Sampled:
     """One sampled token: its event, and what the model thought, worked out where it is asked for.
 
     `logits_V` (float64 [257]): the model's, bias included. `probabilities_V`: those drawn from. `count`: of
-    how many ids `top` and `drawn` tell.
+    how many ids `top` and `drawn` tell. `end`: set if it was the last token of its generation.
     """
 
     token: int
@@ -63,6 +74,7 @@ class Sampled:
     logits_V: Floats
     probabilities_V: Floats
     count: int
+    end: End | None = None
 
     @cached_property
     def log_probabilities_V(self) -> Floats:
@@ -102,6 +114,7 @@ class Generation:
 
     `reused`: prompt tokens whose keys another generation had computed. `paused`: the engine leaves it alone.
     `finite`: whether the logits after what was read last are, and so all keys and values that they see.
+    `drafted`: tokens that were guessed and read. `accepted`: those of them that were then drawn.
     """
 
     def __init__(self, task: Task, slot: int, window: Window, compiled: Constraints | None) -> None:
@@ -111,6 +124,8 @@ class Generation:
         self.paused = False
         self.reused = 0
         self.finite = True
+        self.drafted = self.accepted = 0
+        self.history: History | None = None
         self.window = window
         self.constraint = None if compiled is None else compiled.start()
 
@@ -134,6 +149,7 @@ class Engine:
     `slots`: how many run at once; their keys are all the memory that it takes. `chunk`: tokens of a prompt
     that are read at once, and between two tokens of the others. `fast`: rows may depend on their neighbours
     in the last bits, and so an id may where two are as likely. The model's weights are taken as they are now.
+    `unspeculative`: why `speculate` has no effect here, or "".
     """
 
     def __init__(self, model: Model, slots: int = 1, *, chunk: int = CHUNK, fast: bool = False) -> None:
@@ -141,6 +157,8 @@ class Engine:
             raise RequestError(f"slots is {slots} and chunk {chunk}, expected at least 1 and 2")
         self._config = model.config
         self._reader = Reader(model, slots, fast=fast)
+        self.unspeculative = "" if fast or self._reader.exact_drafts else INEXACT
+        self._drafts = Drafts()
         self._chunk = chunk
         self._slots = [_Slot() for _ in range(slots)]
         self._taken = 0
@@ -185,6 +203,8 @@ class Engine:
         slot.chunks = window.tokens[:length]
         slot.generation = Generation(task, chosen, window, compiled)
         slot.generation.reused = window.read = length
+        if config.speculate and not self.unspeculative:
+            slot.generation.history = History(window.tokens)
         self._taken += 1
         slot.taken = self._taken
         return slot.generation
@@ -218,35 +238,90 @@ class Engine:
             slot.chunks = []
 
     def step(self) -> list[tuple[Generation, Sampled | TinylmError]]:
-        """Move every generation that is not paused on by at most one token, and free slots that ended.
+        """Move every generation that is not paused on by a token, or several, and free slots that ended.
 
         Prompts are read first, in the order in which they came, but not more than about a chunk a step.
-        Gives the tokens that were sampled; an error ends the generation that it names and no other.
+        Gives the tokens that were sampled, those of one generation in their order: at most one, and as many
+        more as `speculate` allows. An error ends the generation that it names and no other.
         """
         active = [generation for generation in self.running if not generation.paused]
         logits: dict[int, Floats] = {}
         budget = self._chunk
         for generation in sorted(active, key=lambda generation: self._slots[generation.slot].taken):
             while budget > 0 and len(ids := generation.window.unread(self._chunk)) > 1:
-                logits[generation.slot] = self._read_chunk(generation, ids)
+                logits[generation.slot] = self._read_chunk(generation, ids)[None]
                 budget -= len(ids)
         single = [g for g in active if len(g.window.tokens) == g.window.read + 1]
-        tokens = {g.slot: (g.window.read, g.window.tokens[-1:]) for g in single}
-        logits.update({slot: logits_TV[-1] for slot, logits_TV in self._reader.step(tokens).items()})
-        for generation in single:
-            generation.window.read += 1
-            generation.finite = bool(np.isfinite(logits[generation.slot].sum()))
+        guesses = {g.slot: self._guess(g) for g in single}
+        logits.update(self._read(single, guesses))
         found: list[tuple[Generation, Sampled | TinylmError]] = []
         for generation in active:
-            if generation.window.read < len(generation.window.tokens):
+            if generation.slot not in logits or generation.window.read < len(generation.window.tokens):
                 continue
+            guess = guesses.get(generation.slot, NOTHING)
+            outcomes = self._sample(generation, guess, logits[generation.slot])
+            found += [(generation, outcome) for outcome in outcomes]
+            if isinstance(outcomes[-1], TinylmError) or outcomes[-1].end is not None:
+                self.cancel(generation)
+        return found
+
+    def _guess(self, generation: Generation) -> Guess:
+        """Tokens that may come next: none beyond the window or the limit, and none where that is not asked."""
+        config, window = generation.task.config, generation.window
+        room = min(self._config.window - len(window.tokens), config.max_tokens - generation.stream.tokens - 1)
+        most = min(config.speculate, room)
+        if generation.history is None or most < 1:
+            return NOTHING
+        return self._drafts.guess(
+            generation.history, config, generation.task.bias, generation.stream.tokens, most
+        )
+
+    def _read(self, single: Sequence[Generation], guesses: dict[int, Guess]) -> dict[int, Floats]:
+        """Read the last token of each of these generations, and after it what was guessed."""
+        last = {g.slot: (g.window.read, g.window.tokens[-1]) for g in single}
+        logits = self._reader.step(
+            {slot: (read, [token, *guesses[slot].tokens]) for slot, (read, token) in last.items()}
+        )
+        for generation in single:
+            slot = generation.slot
+            finite = bool(np.isfinite(logits[slot].sum()))
+            if not finite and guesses[slot].tokens:
+                # Keys of a guess that are not finite reach the token before through the mask.
+                read, token = last[slot]
+                self._reader.clear(slot, read)
+                guesses[slot] = NOTHING
+                logits[slot] = self._reader.step({slot: (read, [token])})[slot]
+                finite = bool(np.isfinite(logits[slot].sum()))
+            generation.finite = finite
+            generation.window.read += 1
+        return logits
+
+    def _sample(self, generation: Generation, guess: Guess, logits_TV: Floats) -> list[Sampled | TinylmError]:
+        """Draw a token from the logits after the last one, and go on while it is the guess."""
+        found: list[Sampled | TinylmError] = []
+        history, right = generation.history, 0
+        if history is not None and generation.finite:
+            self._drafts.learn([*history.tokens[-max(ORDERS) :], *guess.tokens], logits_TV)
+        for place, logits_V in enumerate(logits_TV):
             try:
-                outcome: Sampled | TinylmError = sample(generation, logits[generation.slot])
+                outcome: Sampled | TinylmError = sample(generation, logits_V)
             except TinylmError as error:
                 outcome = error
-            found.append((generation, outcome))
-            if isinstance(outcome, TinylmError) or generation.stream.end is not None:
-                self.cancel(generation)
+            found.append(outcome)
+            if isinstance(outcome, TinylmError):
+                break
+            if history is not None:
+                history.append(outcome.token)
+            if place == len(guess.tokens) or outcome.token != guess.tokens[place]:
+                break
+            right += 1
+            if outcome.end is not None:
+                break
+            generation.window.read += 1
+        if history is not None:
+            generation.drafted += len(guess.tokens)
+            generation.accepted += right
+            self._drafts.tell(guess, right)
         return found
 
     def _read_chunk(self, generation: Generation, ids: list[int]) -> Floats:
@@ -283,7 +358,8 @@ def sample(generation: Generation, logits_V: Floats) -> Sampled:
         if constraint is not None:
             constraint.advance(token)
     generation.window.append(token)
-    return Sampled(token, stream.push(token), logits_V, probabilities_V, task.top)
+    event = stream.push(token)
+    return Sampled(token, event, logits_V, probabilities_V, task.top, stream.end)
 
 
 @contextmanager

@@ -29,6 +29,8 @@ class Answer:
     slot: int = -1
     reused: int = 0
     tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     sampled: list[Sampled] = field(default_factory=list)
@@ -71,9 +73,13 @@ class Answer:
         return "length" if self.end is not None and self.end.reason == "limit" else "stop"
 
     def timings(self) -> dict[str, float | int]:
-        """llama-server's timings. `predicted_ms` counts from the first token on, `prompt_ms` up to it."""
+        """llama-server's timings. `predicted_ms` counts from the first token on, `prompt_ms` up to it.
+
+        Guesses are counted where there were any, as there.
+        """
         prompt, predicted = self.first - self.started, self.last - self.first
         read = self.prompt_tokens - self.reused if self.tokens else 0
+        drafts = {"draft_n": self.drafted, "draft_n_accepted": self.accepted} if self.drafted else {}
         return {
             "cache_n": self.reused,
             "prompt_n": read,
@@ -84,6 +90,7 @@ class Answer:
             "predicted_ms": round(predicted * 1e3, 3),
             "predicted_per_token_ms": rate(predicted * 1e3, self.tokens - 1),
             "predicted_per_second": rate(self.tokens - 1, predicted),
+            **drafts,
         }
 
 

@@ -214,6 +214,8 @@ class Server:
             "prompt_tokens_total": ("counter", scheduler.prompted),
             "tokens_predicted_total": ("counter", scheduler.sampled),
             "generations_total": ("counter", scheduler.finished),
+            "draft_tokens_total": ("counter", scheduler.drafted),
+            "draft_tokens_accepted_total": ("counter", scheduler.accepted),
             "requests_processing": ("gauge", len(scheduler.active)),
             "requests_deferred": ("gauge", scheduler.waiting),
         }

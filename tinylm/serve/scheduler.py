@@ -36,11 +36,12 @@ class Begun:
 
 @dataclass(frozen=True)
 class Token:
-    """A job has sampled a token; `end` is set if it was the last."""
+    """A job has sampled a token. `drafted`, `accepted`: guesses of its generation until the step of it."""
 
     sampled: Sampled
-    end: End | None
     at: float
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Scheduler:
         self.slots, self.queue = slots, queue
         self.active: dict[int, Job] = {}
         self.stopping = False
-        self.sampled = self.prompted = self.finished = 0
+        self.sampled = self.prompted = self.finished = self.drafted = self.accepted = 0
         self._engine = engine
         self.report = report
         self._loop = asyncio.get_running_loop()
@@ -206,9 +207,11 @@ class Scheduler:
                 self.active[message.slot] = job
             elif isinstance(message, Token):
                 self.sampled += 1
-                if message.end is not None:
+                if message.sampled.end is not None:
                     self._finish(job)
                     self.finished += 1
+                    self.drafted += message.drafted
+                    self.accepted += message.accepted
                     self.prompted += answer.prompt_tokens
                     seconds = message.at - answer.started
                     self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
@@ -309,9 +312,9 @@ class Scheduler:
         for generation, outcome in self._engine.step():
             job = self._running[generation]
             if isinstance(outcome, Sampled):
-                end = generation.stream.end
-                news.append((job, Token(outcome, end, time.perf_counter())))
-                if end is not None:
+                counts = (generation.drafted, generation.accepted)
+                news.append((job, Token(outcome, time.perf_counter(), *counts)))
+                if outcome.end is not None:
                     del self._running[generation]
             else:
                 del self._running[generation]

@@ -192,10 +192,11 @@ class Exchanged:
                 frames.append(self._wire.read(answer, message.tokens, message.at))
             elif isinstance(message, Token):
                 answer.add(message.sampled, message.at)
+                answer.drafted, answer.accepted = message.drafted, message.accepted
                 if self._request.stream:
                     frames.append(self._wire.token(answer, message.sampled, message.at))
-                if message.end is not None:
-                    answer.end = message.end
+                if message.sampled.end is not None:
+                    answer.end = message.sampled.end
                     if self._request.stream:
                         frames.append(self._wire.ended(answer))
         return b"".join(frames)
