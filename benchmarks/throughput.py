@@ -4,11 +4,12 @@
         [--transformers-python PYTHON] [--rounds 5] [--no-compile] [--json FILE]
 
 Forward, backward and optimizer, the batch included: tinylm's own step (Muon and AdamW), eager and compiled;
-nanoGPT's model with its optimizer and its clipping, eager and compiled; Hugging Face's Qwen3ForCausalLM of our
-config.json in a plain loop with AdamW. Layers, width, heads, window, rows and the vocabulary of 257 are equal.
-nanoGPT's MLP is two matrices of four times the width where ours is three of `mlp_width`, so its operations a
-token are stated beside ours. Each variant lives in a process of its own, compiles once, and takes turns with
-the others. The matrix rate is the best of large float32 products in the same run, with the same threads.
+nanoGPT's model with its optimizer and its clipping, eager and compiled; Hugging Face's Qwen3ForCausalLM of
+our config.json in a plain loop with AdamW. Layers, width, heads, window, rows and the vocabulary of 257 are
+equal. nanoGPT's MLP is two matrices of four times the width where ours is three of `mlp_width`, so its
+operations a token are stated beside ours. Each variant lives in a process of its own, compiles once, and
+takes turns with the others. The matrix rate is the best of large float32 products in the same run, with the
+same threads.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ OURS = ("tinylm eager", "tinylm compiled")
 
 
 def nanogpt_flops(config: ModelConfig, length: int) -> int:
-    """Operations of a token's forward pass in nanoGPT at these layers, heads and width, counted as ours are."""
+    """Operations of a token's forward pass in nanoGPT with these layers and this width, counted as ours."""
     matrices = 4 * config.width**2 + 8 * config.width**2
     attention = 2 * 2 * config.width * (length + 1) // 2
     return config.layers * (2 * matrices + attention) + 2 * VOCABULARY_SIZE * config.width
@@ -148,7 +149,8 @@ class Worker:
 
     def __init__(self, variant: str, python: str, given: dict[str, Any]) -> None:
         command = [python, __file__, "--worker", variant, json.dumps(given)]
-        self.variant, self.errors = variant, tempfile.TemporaryFile("w+", encoding="utf-8")
+        self.variant = variant
+        self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed by close()
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

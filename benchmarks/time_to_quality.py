@@ -1,17 +1,18 @@
 """How long until a model of Tiny Shakespeare is as good as nanoGPT's, and how good in the same time?
 
-    python benchmarks/time_to_quality.py tinyshakespeare.txt --nanogpt DIR [--steps 500,2500 | --minutes 0.5,3]
+    python benchmarks/time_to_quality.py tinyshakespeare.txt --nanogpt DIR [--steps 500,2500|--minutes 0.5,3]
         [--seeds 0,1,2] [--preset nano] [--json FILE] [-- flags of tinylm train]
 
-nanoGPT runs the CPU recipe of its README (4 layers x 128, windows of 64, 12 rows, 2,000 steps, dropout 0) in a
-copy of DIR, on data that its own prepare.py makes of the same text: both hold out the last 111,540 bytes. The
+nanoGPT runs the CPU recipe of its README (4 layers x 128, windows of 64, 12 rows, 2,000 steps, dropout 0)
+in a copy of DIR, on data that its own prepare.py makes of the same text: both hold out its last tenth. The
 clock runs from the start of a process to its exit: imports, compilation (into an empty cache) and saving
 count, evaluation does not (nanoGPT is left four batches of it, because it saves nothing without).
 
 A schedule ends with its run, so the time to a quality is that of a whole run whose last model has it: each
 length of --steps or --minutes is such a run, with every seed. nanoGPT and tinylm take turns. Quality is bits
-per byte of the held-out text, every byte once, disjoint windows of the length that the model was trained with;
-for tinylm also in windows of 64, as for nanoGPT. tinylm pays for the end of the document too, nanoGPT cannot.
+per byte of the held-out text, every byte once, disjoint windows of the length that the model was trained
+with; for tinylm also in windows of 64, as for nanoGPT. tinylm also pays for the end of the document, which
+nanoGPT does not have.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from tinylm.corpus import Corpus, build_corpus
 from tinylm.language_model import load
 
 VERSION = 1
-HELD_OUT = 111_540
 RECIPE = {
     "device": "cpu",
     "compile": False,
@@ -173,7 +173,7 @@ def run_nanogpt(folder: Path, steps: int, seed: int, threads: int) -> dict[str, 
 
 
 def nanogpt_bits(folder: Path) -> float:
-    """Bits per byte of the last checkpoint: disjoint windows, the first byte after the last one of training."""
+    """Bits per byte of the last checkpoint: disjoint windows, the first after a byte of training."""
     module = measuring.nanogpt_model(folder)
     kept = torch.load(folder / "out" / "ckpt.pt", map_location="cpu", weights_only=True)
     with contextlib.redirect_stdout(None):  # it says how many parameters it has
