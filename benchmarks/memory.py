@@ -3,9 +3,8 @@
     python benchmarks/memory.py [--only import,train,...] [--short] [--json FILE]
 
 Every case runs in a process of its own, which says its peak resident memory when it is done. `above` is what
-that is above `import tinylm` with its trainer; `slope` is how much more memory a case takes for more work, from
-two sizes: bytes of memory a token of a forward pass, a byte of text, a byte of a checkpoint. A corpus should
-take the same whatever its size; a load needs the model and the bytes that it was verified from.
+that is above `import tinylm` with its trainer; `bytes_per_...` is how much more memory a case takes for more
+work, from two sizes: bytes of memory a token, a byte of text, a byte of a model's file.
 """
 
 from __future__ import annotations
