@@ -3,13 +3,14 @@
     python benchmarks/checkpoint.py [--presets mini,base] [--rounds 5] [--folder DIR] [--json FILE]
 
 save: `tinylm.checkpoint.save_step` of a model and its optimizer (Muon and AdamW), against the same two files
-hashed with SHA-256, written and fsynced, one after the other. load: `tinylm.checkpoint.load` and
-`load_training`, which verify first, against the same bytes read and hashed. Everything else that a save and a
-load promise (folder renamed and synced, manifest, header checked, every number finite, a model made) is ours
-to pay. The system's file cache is warm on both sides. They take turns in one process.
+hashed with SHA-256, written and fsynced, one after the other. load: `tinylm.checkpoint.load` of a step (both
+files verified, the model made) and `load_step` (the optimizer's state too, as a resume does), against the
+same bytes of both files read and hashed, one after the other. Everything else that a save and a load promise
+(folder renamed and synced, manifest, header checked, every number finite, a model made) is ours to pay. The
+system's file cache is warm on both sides. They take turns in one process.
 
-A save stops a training loop: `steps` is how many of the preset's training steps one save costs, by the rate
-of a few steps of it (left out by --no-steps).
+A save stops a training loop: `steps` is how many of the preset's training steps one save costs as the trainer
+does it, verified once it is written, by the rate of a few steps of it (left out by --no-steps).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tinylm.training_step import mean_loss
 
 VERSION = 1
 TARGET = 0.7
+PEERS = {"save": "plain write", "load": "plain read", "load to resume": "plain read"}
 
 
 def written_plainly(contents: dict[str, bytes], folder: Path) -> None:
@@ -88,25 +90,30 @@ def measure(preset: str, place: Path, options: argparse.Namespace, session: meas
         shutil.rmtree(plain / "again")
         return taken
 
-    def load_all() -> None:
-        found, _ = checkpoint.load(first)
-        checkpoint.load_training(found)
+    def save_as_the_trainer() -> float:
+        def work() -> None:
+            checkpoint.verify_step(checkpoint.save_step(run, 1, model, optimizer.state(), {}))
+
+        taken = measuring.seconds_of(work)
+        shutil.rmtree(run / "step-00000001")
+        return taken
 
     turns = {
         "save": save,
+        "save and verify": save_as_the_trainer,
         "plain write": write,
-        "load": lambda: measuring.seconds_of(load_all),
-        "load the model": lambda: measuring.seconds_of(lambda: checkpoint.load(first)),
+        "load": lambda: measuring.seconds_of(lambda: checkpoint.load(first)),
+        "load to resume": lambda: measuring.seconds_of(lambda: checkpoint.load_step(first)),
         "plain read": lambda: measuring.seconds_of(lambda: read_plainly(plain)),
     }
     seconds = measuring.alternate(turns, options.rounds)
     step = step_seconds(model, optimizer, options) if options.steps else None
     for name, taken in seconds.items():
-        peer = {"save": "plain write", "load": "plain read"}.get(name)
+        peer = PEERS.get(name)
         more: dict[str, Any] = {}
         if peer is not None:
             more["ratio"] = measuring.ratio_of(seconds[peer], taken)
-        if name == "save" and step is not None:
+        if name == "save and verify" and step is not None:
             more["steps"] = measuring.median(taken) / step
         session.row(
             preset=preset,
@@ -123,7 +130,7 @@ def measure(preset: str, place: Path, options: argparse.Namespace, session: meas
                 "MB/s",
                 "tinylm",
                 size / 1e6 / measuring.median(taken),
-                "hashed, written, fsynced" if name == "save" else "read and hashed",
+                "hashed, written, fsynced" if peer == "plain write" else "read and hashed",
                 size / 1e6 / measuring.median(seconds[peer]),
                 more["ratio"],
                 TARGET,
