@@ -52,10 +52,14 @@ def written_plainly(contents: dict[str, bytes], folder: Path) -> None:
 
 
 def read_plainly(folder: Path) -> None:
-    """The peer of a load: each file read whole and hashed."""
+    """The peer of a load: each file read into memory, and each block hashed while it is at hand."""
     for path in sorted(folder.iterdir()):
-        data = path.read_bytes()
-        hashlib.sha256(data).hexdigest()
+        digest, view = hashlib.sha256(), memoryview(bytearray(path.stat().st_size))
+        with open(path, "rb", buffering=0) as file:
+            while view:
+                count = file.readinto(view[:BLOCK])
+                digest.update(view[:count])
+                view = view[count:]
 
 
 def state_of(preset: str) -> tuple[Transformer, Optimizer]:

@@ -12,7 +12,8 @@ so and lets the others go on (the exit code is then 1).
 - quality: `tinylm.train` for a wall-clock budget, compilation and evaluations inside; bits per byte of all
   held-out text, disjoint windows. 60 s on Tiny Shakespeare and 180 s on the speeches; --all: both on both,
   which takes eleven minutes.
-- decode: an engine of one slot and of 64, greedy, random weights, tokens a second.
+- decode: an engine of one slot and of 64, greedy, random weights, tokens a second: with rows that do not
+  depend on one another, fast, and with compiled steps in a CUDA graph (tinylm/generate/graphed.py).
 - tests: the tests whose names say cuda or gpu.
 """
 
@@ -44,6 +45,7 @@ from tinylm.devices import (
     synchronize,
 )
 from tinylm.generate import Engine, Task
+from tinylm.generate.graphed import GraphedReader
 from tinylm.model import Transformer
 from tinylm.plan.hardware import PUBLISHED
 from tinylm.reports import Report
@@ -161,8 +163,13 @@ def decode(session: measuring.Session, machine: Machine, short: bool) -> None:
         model.lm_head.weight[DOC_BOUNDARY] = 0  # so that no stream ends early
     tokens = 8 if short else 256
     for streams in (1, 4) if short else (1, 64):
-        for fast in (False, True):
-            engine = Engine(model, streams, fast=fast)
+        for reader in ("independent rows", "fast", "graphed"):
+            if reader == "graphed" and machine.device != "cuda" and not short:
+                continue
+            engine = Engine(model, streams, fast=reader != "independent rows")
+            if reader == "graphed":
+                backend = "inductor" if machine.compile else "eager"
+                engine._reader = GraphedReader(model, streams, backend=backend)
             taken = []
             for _ in range(2):
                 for stream in range(streams):
@@ -177,7 +184,7 @@ def decode(session: measuring.Session, machine: Machine, short: bool) -> None:
             session.row(
                 part="decode",
                 streams=streams,
-                engine="fast" if fast else "independent rows",
+                reader=reader,
                 tokens=tokens,
                 tokens_per_second=1 / taken[-1],
             )

@@ -189,6 +189,31 @@ class Session:
         """Keep one `Comparison`."""
         self.comparisons.append(Comparison(*given, **named))
 
+    def compare_fastest(
+        self,
+        question: str,
+        unit: str,
+        work: float,
+        seconds: Mapping[str, Sequence[float]],
+        ours: Sequence[str],
+        target: float | None = None,
+    ) -> None:
+        """Keep our fastest variant beside the fastest of the others, where both are there.
+
+        `seconds`: of each variant, round by round, for `work` of some unit; `unit` is that a second.
+        """
+
+        def fastest(names: Sequence[str]) -> str | None:
+            return min(names, key=lambda name: median(seconds[name]), default=None)
+
+        mine = fastest([name for name in seconds if name in ours])
+        peer = fastest([name for name in seconds if name not in ours])
+        if mine is None or peer is None:
+            return
+        rates = [work / median(seconds[name]) for name in (mine, peer)]
+        ratio = ratio_of(seconds[peer], seconds[mine])
+        self.compare(question, unit, mine, rates[0], peer, rates[1], ratio, target)
+
     def result(self) -> dict[str, Any]:
         """The content of the result file."""
         return {

@@ -246,14 +246,10 @@ def compare(
     best: float,
 ) -> None:
     """Our fastest beside the fastest peer, and beside the matrix rate."""
+    steps = {name: found[name] for name in flops}
+    session.compare_fastest(f"training {preset}", "tokens/s", tokens, steps, OURS, TARGET)
     fastest = min((name for name in flops if name in OURS), key=lambda name: measuring.median(found[name]))
-    peers = [name for name in flops if name not in OURS]
     rate = tokens / measuring.median(found[fastest])
-    if peers:
-        peer = min(peers, key=lambda name: measuring.median(found[name]))
-        theirs = tokens / measuring.median(found[peer])
-        ratio = measuring.ratio_of(found[peer], found[fastest])
-        session.compare(f"training {preset}", "tokens/s", fastest, rate, peer, theirs, ratio, TARGET)
     share = flops[fastest] * rate / best
     target = TARGET_SHARE if preset == "mini" else None
     question = f"training {preset}, of the matrix rate"

@@ -102,6 +102,17 @@ class TestMeasuring(unittest.TestCase):
         self.assertTrue(session.comparisons[0].met)
         self.assertEqual(found["comparisons"][0]["ratio"], 0.8)
 
+    def test_the_fastest_of_each_side_are_compared_round_by_round(self) -> None:
+        session = measuring.Session("x", 1, 1, {})
+        seconds = {"slow": [9.0, 9.0, 9.0], "ours": [1.0, 2.0, 4.0], "a": [3.0, 8.0, 4.0], "b": [5.0] * 3}
+        session.compare_fastest("q", "tokens/s", 100, seconds, ["ours", "slow"], 1.3)
+        session.compare_fastest("none of ours", "tokens/s", 100, {"a": [1.0]}, ["ours"])
+        session.compare_fastest("no peer", "tokens/s", 100, {"ours": [1.0]}, ["ours"])
+        (found,) = session.comparisons
+        self.assertEqual((found.ours, found.ours_value), ("ours", 50.0))
+        self.assertEqual((found.peer, found.peer_value), ("a", 25.0))
+        self.assertEqual((found.ratio, found.met), (3.0, True))
+
     def test_values_that_json_has_not_are_not_written(self) -> None:
         with tempfile.TemporaryDirectory() as folder, self.assertRaises(ValueError):
             measuring.write(Path(folder, "x.json"), {"ratio": float("nan")})

@@ -756,7 +756,7 @@ class TestReaders(Case):
         other = checkpoint.model_bytes(Transformer(TINY, seed=4))
         found = checkpoint.find(folder)
         for name, load in (
-            (checkpoint.MODEL, checkpoint._load),
+            (checkpoint.MODEL, lambda found: checkpoint.load(found.folder)),
             (checkpoint.TRAINING, checkpoint.load_training),
         ):
             (folder / name).write_bytes(other)

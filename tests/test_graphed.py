@@ -14,7 +14,7 @@ from tinylm.generate.graphed import GraphedReader
 from tinylm.generate.reader import Reader
 from tinylm.model import Transformer
 
-SHAPE = ModelConfig(layers=2, width=32, mlp_width=32, heads=2, kv_heads=1, head_size=16, window=96)
+SHAPE = ModelConfig(layers=2, width=32, mlp_width=32, heads=2, kv_heads=1, head_size=32, window=96)
 
 
 def random_model() -> Transformer:

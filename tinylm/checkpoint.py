@@ -49,7 +49,8 @@ LISTINGS = 5
 TRIES = 100
 """How often a reader looks again where a trainer prunes the steps that it was about to read."""
 
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
