@@ -148,7 +148,7 @@ def main() -> int:
     peaks = [row["peak_megabytes"] for row in session.rows if row["builder"] == "tinylm"]
     good = all(each.met is not False for each in session.comparisons) and max(peaks) < MOST_MEMORY
     print(f"target: {TARGET} MB/s of a core, peak under {MOST_MEMORY} MB: {'met' if good else 'missed'}")
-    return 0 if good else 1
+    return 0 if good or options.short else 1
 
 
 def compare(name: str, source: Path, size: float, rounds: int, session: measuring.Session) -> None:
