@@ -2,6 +2,7 @@
 
     python benchmarks/time_to_quality.py tinyshakespeare.txt --nanogpt DIR [--steps 500,2500|--minutes 0.5,3]
         [--seeds 0,1,2] [--preset nano] [--json FILE] [-- flags of tinylm train]
+    ... --run "--steps 500 --window 64" --run "--steps 2500 --batch-rows 16"    each length with its own flags
 
 nanoGPT runs the CPU recipe of its README (4 layers x 128, windows of 64, 12 rows, 2,000 steps, dropout 0)
 in a copy of DIR, on data that its own prepare.py makes of the same text: both hold out its last tenth. The
@@ -21,6 +22,7 @@ import argparse
 import contextlib
 import json
 import math
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -81,15 +83,15 @@ def main() -> int:
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", help="lengths of tinylm's runs in steps, with commas")
     length.add_argument("--minutes", help="lengths in minutes, as tinylm train plans them (default: 3)")
+    length.add_argument("--run", action="append", help="a length as flags of tinylm train; may be repeated")
     parser.add_argument("--seeds", default="0,1,2", help="seeds, with commas; nanoGPT runs once for each")
     parser.add_argument("--preset", default="nano")
     parser.add_argument("--nanogpt-steps", type=measuring.positive, default=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="further flags of tinylm train, after --")
     options = parser.parse_args()
-    lengths = [("--steps" if options.steps else "--minutes", each) for each in given_lengths(parser, options)]
-    seeds = [int(seed) for seed in options.seeds.split(",")]
+    lengths, seeds = given_lengths(parser, options), given_seeds(parser, options.seeds)
     if options.short:
-        lengths, seeds, options.nanogpt_steps = [("--steps", "4")], seeds[:1], 4
+        lengths, seeds, options.nanogpt_steps = [["--steps", "4"]], seeds[:1], 4
     settings = {"lengths": lengths, "seeds": seeds, "preset": options.preset, "flags": options.flags}
     settings["nanogpt"] = RECIPE | {"max_iters": options.nanogpt_steps}
     short = options.short or options.nanogpt_steps != STEPS
@@ -101,26 +103,37 @@ def main() -> int:
         peer = prepared_nanogpt(options.nanogpt, options.text, folder / "nanogpt", corpus)
         for seed in seeds:
             session.row(**run_nanogpt(peer, options.nanogpt_steps, seed, options.threads))
-            for flag, value in lengths:
-                session.row(**run_tinylm(corpus, folder, [flag, value], seed, options))
+            for length_flags in lengths:
+                session.row(**run_tinylm(corpus, folder, length_flags, seed, options))
     judge(session)
     session.end(options.json)
     return 0
 
 
-def given_lengths(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
-    """The lengths that were asked for, each a number above 0."""
-    found = [each.strip() for each in (options.steps or options.minutes or "3").split(",")]
-    for each in found:
+def given_lengths(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[list[str]]:
+    """The lengths that were asked for, each as flags of `tinylm train`."""
+    if options.run:
+        found = [shlex.split(each) for each in options.run]
+        if bad := [each for each in found if not {"--steps", "--minutes"} & set(each)]:
+            parser.error(f"--run {shlex.join(bad[0])!r}: names neither --steps nor --minutes")
+        return found
+    flag, kind = ("--steps", int) if options.steps else ("--minutes", float)
+    values = (options.steps or options.minutes or "3").split(",")
+    for value in values:
         try:
-            good = int(each) > 0 if options.steps else 0 < float(each) < math.inf
+            good = 0 < kind(value) < math.inf
         except ValueError:
             good = False
         if not good:
-            parser.error(
-                f"{'--steps' if options.steps else '--minutes'}: {each!r}, expected numbers with commas"
-            )
-    return found
+            parser.error(f"{flag}: {value!r}, expected numbers above 0 with commas")
+    return [[flag, value.strip()] for value in values]
+
+
+def given_seeds(parser: argparse.ArgumentParser, text: str) -> list[int]:
+    """The seeds that were asked for."""
+    if not all(each.strip().isdecimal() for each in text.split(",")):
+        parser.error(f"--seeds: {text!r}, expected whole numbers with commas")
+    return [int(each) for each in text.split(",")]
 
 
 def prepared_nanogpt(source: Path, text: Path, folder: Path, corpus: Corpus) -> Path:
@@ -202,11 +215,13 @@ def run_tinylm(
     corpus: Corpus, folder: Path, length: list[str], seed: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """One run of `tinylm train`; its evaluation is measured and taken off."""
-    run = folder / f"run-{seed}-{length[1]}"
+    run = Path(tempfile.mkdtemp(prefix="run-", dir=folder)) / "run"
     evaluating = folder / "evaluating.json"
     command = [sys.executable, "-c", TRAIN, str(evaluating), "train", str(corpus.path), "--out", str(run)]
-    command += ["--preset", options.preset, *length, "--seed", str(seed), "--threads", str(options.threads)]
-    command += ["--evaluate-every", "1000000000", "--sample-tokens", "0", *options.flags]
+    command += ["--seed", str(seed), "--threads", str(options.threads)]
+    if "--preset" not in (*options.flags, *length):
+        command += ["--preset", options.preset]
+    command += ["--evaluate-every", "1000000000", "--sample-tokens", "0", *options.flags, *length]
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         environment = measuring.environment(options.threads, TORCHINDUCTOR_CACHE_DIR=cache)
         started = time.monotonic()
@@ -220,7 +235,7 @@ def run_tinylm(
     config = json.loads((run / "run.json").read_text(encoding="utf-8"))["config"]
     return {
         "who": "tinylm",
-        "length": f"{length[1]} {length[0].strip('-')}",
+        "length": " ".join(length).replace("--", ""),
         "round": seed,
         "steps": config["steps"],
         "seconds": seconds - spent,
