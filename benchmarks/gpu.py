@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import measuring
@@ -222,12 +223,13 @@ def main() -> int:
     session = measuring.Session("gpu", VERSION, options.threads, settings, options.short).begin()
     failed = []
     with cpu_threads(machine.threads):
-        for part in (
+        parts: list[Callable[[], None]] = [
             lambda: mfu(session, machine, options.short),
             lambda: decode(session, machine, options.short),
             lambda: quality(session, options.corpora, options.short, options.all),
             lambda: tests(session),
-        ):
+        ]
+        for part in parts:
             try:
                 part()
             except Exception as error:  # the machine is lent for minutes: what can be measured, is

@@ -192,9 +192,9 @@ def measure(
 
 def main() -> int:
     if sys.argv[1:2] == ["--measure"]:
-        name, size, place = sys.argv[2:]
+        name, size, folder = sys.argv[2:]
         with contextlib.redirect_stdout(sys.stderr):
-            CASES[name].work(Path(place), int(size))
+            CASES[name].work(Path(folder), int(size))
         print(peak_bytes())
         return 0
     parser = measuring.parser(__doc__, "memory")

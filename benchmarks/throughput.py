@@ -95,7 +95,7 @@ def nanogpt_step(config: ModelConfig, rows: int, compiled: bool, folder: Path) -
     def step() -> None:
         _, loss = model(*batch())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(raw.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -115,7 +115,7 @@ def transformers_step(config: ModelConfig, rows: int) -> Callable[[], object]:
     def step() -> None:
         inputs_BT, targets_BT = batch()
         logits = model(input_ids=inputs_BT, use_cache=False).logits.reshape(-1, VOCABULARY_SIZE)
-        torch.nn.functional.cross_entropy(logits, targets_BT.reshape(-1)).backward()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(logits, targets_BT.reshape(-1)))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

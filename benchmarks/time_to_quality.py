@@ -201,7 +201,7 @@ def nanogpt_bits(folder: Path) -> float:
     whole = (len(ids) - 1) // block * block
     windows = [ids[start : start + block + 1][None] for start in range(whole, len(ids) - 1, block)]
     grid_BT = ids[:whole].view(-1, block), ids[1 : whole + 1].view(-1, block)
-    pairs = [*zip(grid_BT[0].split(256), grid_BT[1].split(256), strict=True)]
+    pairs = [*zip(*(torch.split(ids_BT, 256) for ids_BT in grid_BT), strict=True)]
     pairs += [(window[:, :-1], window[:, 1:]) for window in windows]
     with torch.inference_mode():
         for inputs_BT, targets_BT in pairs:

@@ -108,7 +108,7 @@ def unrecorded(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 def cuda_graph(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """A step, recorded as a CUDA graph: its result lies in memory that the next call writes again."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):
