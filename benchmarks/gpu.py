@@ -170,7 +170,7 @@ def decode(session: measuring.Session, machine: Machine, short: bool) -> None:
             engine = Engine(model, streams, fast=reader != "independent rows")
             if reader == "graphed":
                 backend = "inductor" if machine.compile else "eager"
-                engine._reader = GraphedReader(model, streams, backend=backend)
+                engine._reader = GraphedReader(model, streams, backend=backend)  # type: ignore[assignment]
             taken = []
             for _ in range(2):
                 for stream in range(streams):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch._dynamo.config
 from torch import Tensor
 
 from tinylm.config import ModelConfig
@@ -39,6 +40,12 @@ class Recording:
 
 
 class TestGraphedReader(unittest.TestCase):
+    def setUp(self) -> None:
+        # Every size and every reader is compiled on its own: none of them is one graph too many.
+        limited = torch._dynamo.config.patch(recompile_limit=1)
+        limited.__enter__()
+        self.addCleanup(limited.__exit__, None, None, None)
+
     def alike(self, record: Recording | None, slots: int) -> None:
         """Prompts in some slots, then steps in changing sets of them, also to the end of the window."""
         model = random_model()
