@@ -46,7 +46,7 @@ class TestGraphedReader(unittest.TestCase):
         limited.__enter__()
         self.addCleanup(limited.__exit__, None, None, None)
 
-    def alike(self, record: Recording | None, slots: int) -> None:
+    def alike(self, record: Recording, slots: int) -> None:
         """Prompts in some slots, then steps in changing sets of them, also to the end of the window."""
         model = random_model()
         plain = Reader(model, slots, fast=True)
@@ -71,14 +71,11 @@ class TestGraphedReader(unittest.TestCase):
         self.alike(record, 3)
         self.assertEqual(record.recorded, 2)
 
-    def test_a_step_need_not_be_recorded(self) -> None:
-        self.alike(None, 2)
-
     def test_what_is_recorded_while_others_are_busy_changes_nothing_of_theirs(self) -> None:
         model = random_model()
         plain, fixed = (
             Reader(model, 4, fast=True),
-            GraphedReader(model, 4, backend="eager", record=Recording()),
+            GraphedReader(model, 4, backend="eager"),
         )
         for reader in (plain, fixed):
             reader.chunk(3, 0, list(range(60)))

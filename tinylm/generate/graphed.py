@@ -104,7 +104,8 @@ class GraphedReader:
         ids_B1, positions_B = self._ids_B1[:size], self._positions_B[:size]
 
         def forward(ids_B1: Tensor, positions_B: Tensor) -> Tensor:
-            return model(ids_B1, cache=FixedRows(slots, positions_B))[:, -1]
+            last_BV: Tensor = model(ids_B1, cache=FixedRows(slots, positions_B))[:, -1]
+            return last_BV
 
         # Code of its own: torch counts the graphs that it makes of one code, and gives up after a few.
         forward.__code__ = forward.__code__.replace()
