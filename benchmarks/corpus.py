@@ -1,4 +1,4 @@
-"""Speed and memory of building a corpus: `python benchmarks/corpus.py [--megabytes 1000] [--json]`.
+"""Speed and memory of building a corpus: `python benchmarks/corpus.py [--megabytes 1000] [--json FILE]`.
 
 Texts: the standard library's source and words in ten scripts, varied, as files of about 1 MB and as one file.
 Each run is a process of its own and alternates with a plain peer, which reads, hashes and writes the same
@@ -20,17 +20,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import measuring
 import numpy as np
 
 from tinylm.corpus import build_corpus
 from tinylm.sources.builtin import python
-from tinylm.walkthrough import render_table, utf8_output
+from tinylm.walkthrough import utf8_output
 
 FILE = 1_000_000
 FOREIGN_SHARE = 0.1
 SCRIPTS = ("αω", "ая", "את", "بن", "कह", "กม", "あん", "アン", "一龠", "가힣")
+VERSION = 1
 TARGET = 150
 MOST_MEMORY = 300
 
@@ -114,22 +115,26 @@ def measure_apart(builder: str, source: Path) -> dict[str, float]:
 def main() -> int:
     """Make the texts, measure, print; 1 if a target is missed."""
     utf8_output()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--megabytes", type=int, default=1000, help="size of the text (default: 1000)")
+    parser = measuring.parser(__doc__, "corpus", threads=1)
     parser.add_argument(
-        "--rounds", type=int, default=3, help="runs of each builder, alternating (default: 3)"
+        "--megabytes", type=measuring.positive, default=1000, help="size of the text (default: 1000)"
+    )
+    parser.add_argument(
+        "--rounds", type=measuring.positive, default=3, help="runs of each builder, alternating (default: 3)"
     )
     parser.add_argument("--folder", type=Path, help="where the temporary files go")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure is not None:
         builder, source, out = options.measure
         print(json.dumps(measure(builder, Path(source), Path(out))))
         return 0
-    results: list[dict[str, Any]] = []
+    if options.folder is not None and not options.folder.is_dir():
+        parser.error(f"--folder: {options.folder} is not a folder that exists")
+    if options.short:
+        options.megabytes, options.rounds = 4, 1
+    settings = {"megabytes": options.megabytes, "rounds": options.rounds}
+    session = measuring.Session("corpus", VERSION, options.threads, settings, options.short).begin()
     with tempfile.TemporaryDirectory(prefix="tinylm-corpus-", dir=options.folder) as folder:
         many, one = Path(folder, "many"), Path(folder, "one.txt")
         many.mkdir()
@@ -137,35 +142,40 @@ def main() -> int:
             for number, text in enumerate(texts(options.megabytes)):
                 Path(many, f"{number:06}.txt").write_bytes(text)
                 whole.write(text)
-        size = one.stat().st_size / 1e6
         for name, source in ((f"{options.megabytes} files", many), ("one file", one)):
-            runs: dict[str, list[dict[str, float]]] = {"tinylm": [], "plain": []}
-            for _ in range(options.rounds):
-                for builder, found in runs.items():
-                    found.append(measure_apart(builder, source))
-            for builder, found in runs.items():
-                results.append(
-                    {
-                        "text": name,
-                        "builder": builder,
-                        "megabytes": size,
-                        "megabytes_per_core_second": size / min(run["cpu"] for run in found),
-                        "megabytes_per_second": size / min(run["wall"] for run in found),
-                        "peak_megabytes": max(run["peak"] for run in found),
-                    }
-                )
-    good = all(
-        row["megabytes_per_core_second"] >= TARGET and row["peak_megabytes"] < MOST_MEMORY
-        for row in results
-        if row["builder"] == "tinylm"
+            compare(name, source, one.stat().st_size / 1e6, options.rounds, session)
+    session.end(options.json)
+    peaks = [row["peak_megabytes"] for row in session.rows if row["builder"] == "tinylm"]
+    good = all(each.met is not False for each in session.comparisons) and max(peaks) < MOST_MEMORY
+    print(f"target: {TARGET} MB/s of a core, peak under {MOST_MEMORY} MB: {'met' if good else 'missed'}")
+    return 0 if good or options.short else 1
+
+
+def compare(name: str, source: Path, size: float, rounds: int, session: measuring.Session) -> None:
+    """Build one text of `size` MB with both builders in turn; the best round of each counts."""
+    runs: dict[str, list[dict[str, float]]] = {"tinylm": [], "plain": []}
+    for _ in range(rounds):
+        for builder, found in runs.items():
+            found.append(measure_apart(builder, source))
+    rates = {}
+    for builder, found in runs.items():
+        rates[builder] = size / min(run["cpu"] for run in found)
+        session.row(
+            text=name,
+            builder=builder,
+            megabytes=size,
+            megabytes_per_core_second=rates[builder],
+            megabytes_per_second=size / min(run["wall"] for run in found),
+            peak_megabytes=max(run["peak"] for run in found),
+        )
+    # The texts beside a plain peer, and beside the rate that is asked for.
+    question, ours = f"corpus build, {name}", rates["tinylm"]
+    session.compare(
+        question, "MB/s of a core", "tinylm", ours, "read, hash, write", rates["plain"], ours / rates["plain"]
     )
-    if options.json:
-        print(json.dumps({"rounds": options.rounds, "results": results, "good": good}, indent=1))
-    else:
-        headers = ["text", "builder", "MB", "MB/s of a core", "MB/s of the wall", "peak MB"]
-        print(render_table(headers, [list(row.values()) for row in results]))
-        print(f"target: {TARGET} MB/s of a core, peak under {MOST_MEMORY} MB: {'met' if good else 'missed'}")
-    return 0 if good else 1
+    session.compare(
+        f"{question}, rate asked for", "MB/s of a core", "tinylm", ours, "target", TARGET, ours / TARGET, 1.0
+    )
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def experiment(lab: Lab) -> None:
     lab.otherwise(
         f"The largest gain is no faster computing: n-grams take {bits[3]:.3f} bits per byte to {bits[4]:.3f} "
         "for no FLOPs, since a table is looked up, not multiplied. Then half of the layers can go, for "
-        f"{bits[5] - bits[4]:+.3f} bits. The compiled step does the same arithmetic with one call for hundreds."
+        f"{bits[5] - bits[4]:+.3f} bits. The compiled step computes the same in one call for hundreds."
     )
     lab.costs(
         "Tables make the file larger by far, and no other program reads it. Wrong drafts are for nothing."

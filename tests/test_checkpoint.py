@@ -95,7 +95,9 @@ class TestModelFile(Case):
                 header["__metadata__"]["tinylm"] = json.dumps(changed)
                 path.write_bytes(with_header(data, json.dumps(header)))
                 with (
-                    mock.patch("safetensors.torch.load", side_effect=AssertionError("a tensor was used")),
+                    mock.patch(
+                        "tinylm.tensor_files._bytes_of", side_effect=AssertionError("a tensor was used")
+                    ),
                     self.assertRaises(ContractError) as caught,
                 ):
                     checkpoint.load_model(path)
@@ -386,7 +388,7 @@ class TestSteps(Case):
             last = header["lm_head.weight"]["data_offsets"][1]
             text = json.dumps(header).replace(f", {last}]", f", {end}]", 1)
             with self.assertRaisesRegex(CheckpointError, "data_offsets"):
-                tensor_files.read_header(with_header(data, text), "here")
+                tensor_files.parse_header(with_header(data, text), "here")
 
     def test_a_float64_model_stays_float64(self):
         model = Transformer(TINY, seed=2).double()
@@ -665,7 +667,7 @@ class TestReaders(Case):
             self.save(1)
 
     def test_a_step_that_goes_while_it_is_read_gives_way_to_the_newer_one(self):
-        for name in ("verify_step", "read_tensors"):
+        for name in ("_manifest", "load_model_file", "_check_file"):
             real, calls = getattr(checkpoint, name), []
             self.save(1)
 
@@ -683,12 +685,58 @@ class TestReaders(Case):
 
     def test_a_run_whose_steps_always_go_is_given_up(self):
         self.save(1)
-        gone = mock.patch.object(checkpoint, "verify_step", side_effect=CheckpointError("gone"))
+        gone = mock.patch.object(checkpoint, "_look", side_effect=CheckpointError("gone"))
         listed = mock.patch.object(
             checkpoint, "list_steps", return_value=[(7, self.run_folder / "step-00000007")]
         )
         with gone, listed, self.assertRaisesRegex(CheckpointError, "pruned faster"):
             checkpoint.load(self.run_folder)
+
+    def test_a_load_reads_each_file_once_and_hands_nothing_on_before_both_have_agreed(self):
+        folder, seen = self.save(1), []
+        real_file, real_whole = tensor_files._Hashed, files.sha256_file
+
+        def tensors(file, where):
+            seen.append(Path(where).name)
+            return real_file(file, where)
+
+        def whole(path):
+            seen.append(path.name)
+            return real_whole(path)
+
+        with (
+            mock.patch.object(tensor_files, "_Hashed", tensors),
+            mock.patch.object(files, "sha256_file", whole),
+        ):
+            for load in (checkpoint.load, checkpoint.load_step, checkpoint.find):
+                seen.clear()
+                load(folder)
+                self.assertEqual(sorted(seen), [checkpoint.MODEL, checkpoint.TRAINING], load)
+        path = folder / checkpoint.TRAINING
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        for load in (checkpoint.load, checkpoint.load_step):
+            with self.assertRaisesRegex(CheckpointError, "training.safetensors.*SHA-256"):
+                load(folder)
+
+    def test_a_step_to_go_on_from_is_the_model_and_the_state_that_were_saved(self):
+        found, model, training = checkpoint.load_step(self.save(3))
+        self.assertEqual((found.folder.name, found.manifest["step"]), ("step-00000003", 3))
+        for name, saved in self.model.named_parameters():
+            self.assertTrue(torch.equal(dict(model.named_parameters())[name], saved), name)
+        state = self.optimizer.state()
+        self.assertEqual(set(training), set(state))
+        for name, saved in state.items():
+            self.assertTrue(torch.equal(training[name], saved), name)
+
+    def test_large_numbers_are_finite_also_where_their_sum_is_not(self):
+        inf, nan = float("inf"), float("nan")
+        for kind in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+            most = torch.finfo(kind).max
+            tensor_files.check_finite("x", torch.full((9,), most, dtype=kind), "here")
+            tensor_files.check_finite("x", torch.tensor([], dtype=kind), "here")
+            for bad in ([inf], [-inf, 1.0, inf], [nan, 0.0], [most, most, -inf]):
+                with self.assertRaisesRegex(CheckpointError, "x holds values that are not finite"):
+                    tensor_files.check_finite("x", torch.tensor(bad, dtype=kind), "here")
 
     def test_what_was_loaded_does_not_change_with_the_file(self):
         folder = self.save(1)
@@ -708,7 +756,7 @@ class TestReaders(Case):
         other = checkpoint.model_bytes(Transformer(TINY, seed=4))
         found = checkpoint.find(folder)
         for name, load in (
-            (checkpoint.MODEL, checkpoint._load),
+            (checkpoint.MODEL, lambda found: checkpoint.load(found.folder)),
             (checkpoint.TRAINING, checkpoint.load_training),
         ):
             (folder / name).write_bytes(other)

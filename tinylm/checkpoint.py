@@ -6,34 +6,35 @@ counts only if it has its name (the temporary folder was renamed) and verifies.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tinylm import contract, files
 from tinylm.config import ModelConfig
-from tinylm.errors import CheckpointError, ContractError, ShapeError
+from tinylm.errors import CheckpointError, ContractError
 from tinylm.model import Transformer
 from tinylm.shapes import state_problems
 from tinylm.tensor_files import (
     Entry,
+    Listed,
     Put,
     header_info,
     in_order,
+    load_model_file,
     other_digest,
-    parse_tensors,
     pieces,
     read_each,
-    read_header,
     read_info,
+    read_tensors,
     readable,
     to_bytes,
 )
@@ -47,6 +48,9 @@ LISTINGS = 5
 """How often an empty run is listed: a listing can miss a name that comes and one that goes."""
 TRIES = 100
 """How often a reader looks again where a trainer prunes the steps that it was about to read."""
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,27 @@ def save_order(model: Transformer, training: Mapping[str, Tensor]) -> list[Tenso
 
 def verify_step(folder: Path) -> dict[str, Any]:
     """The manifest of a step folder whose every byte agrees with it; a CheckpointError names the file."""
+    return _look(folder, _check_file, _check_file)[0]
+
+
+def _look(
+    folder: Path, of_model: Callable[[Path, Listed], A], of_training: Callable[[Path, Listed], B]
+) -> tuple[dict[str, Any], A, B]:
+    """The manifest of a step folder, and what two functions make of its files while they verify them.
+
+    Each gets a path and the size and SHA-256 that the manifest gives. They work side by side, as hashing
+    and reading let another thread go on; what they made is handed on once both files have agreed.
+    """
+    manifest = _manifest(folder)
+    listed = {name: _listed(manifest, name, folder / MANIFEST) for name in (MODEL, TRAINING)}
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(of_training, folder / TRAINING, listed[TRAINING])
+        model = of_model(folder / MODEL, listed[MODEL])
+        return manifest, model, waiting.result()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a step folder: sealed, of our format and contract, and of the step of that name."""
     path = folder / MANIFEST
     data = _read(path)
     manifest = files.parse_json(data, str(path))
@@ -140,13 +165,12 @@ def verify_step(folder: Path) -> dict[str, Any]:
     contract.verify(manifest.get("contract"), str(path))
     if type(manifest.get("step")) is not int or step_folder(folder.parent, manifest["step"]) != folder:
         raise CheckpointError(f"{path}: is of step {manifest.get('step')!r}; the folder was renamed")
-    for name in (MODEL, TRAINING):
-        _check_file(folder / name, *_listed(manifest, name, path))
     return manifest
 
 
-def _check_file(path: Path, size: int, digest: str) -> None:
+def _check_file(path: Path, listed: Listed) -> None:
     """Raise CheckpointError unless a file has the size and the SHA-256 that the manifest gives."""
+    size, digest = listed
     with readable(path):
         found = path.stat().st_size
         if found != size:
@@ -155,7 +179,7 @@ def _check_file(path: Path, size: int, digest: str) -> None:
             raise other_digest(path)
 
 
-def _listed(manifest: Mapping[str, Any], name: str, path: Path) -> tuple[int, str]:
+def _listed(manifest: Mapping[str, Any], name: str, path: Path) -> Listed:
     """Size and SHA-256 that a manifest gives for a file."""
     listed = manifest.get("files")
     entry = listed.get(name) if isinstance(listed, dict) else None
@@ -188,13 +212,19 @@ def newest_step(run: Path) -> Checkpoint:
 
     A trainer may save and prune meanwhile: where a listed step is gone, the steps are listed again.
     """
+    return _newest(run, lambda folder: (verify_step(folder), None))[0]
+
+
+def _newest(run: Path, of_step: Callable[[Path], tuple[dict[str, Any], A]]) -> tuple[Checkpoint, A]:
+    """As `newest_step`, and what was made of the step, by the function that verifies it."""
     listings = 1
     for _ in range(TRIES):
         skipped: list[str] = []
         gone = False
         for _, folder in list_steps(run):
             try:
-                return Checkpoint(folder / MODEL, verify_step(folder), tuple(skipped))
+                manifest, made = of_step(folder)
+                return Checkpoint(folder / MODEL, manifest, tuple(skipped)), made
             except (CheckpointError, ContractError) as error:
                 gone = not folder.exists()
                 if gone:
@@ -215,22 +245,37 @@ def newest_step(run: Path) -> Checkpoint:
 
 def find(path: str | os.PathLike[str]) -> Checkpoint:
     """What a CHECKPOINT argument means: a run (its newest verified step), a step folder, a model file."""
+    return _search(path, lambda folder: (verify_step(folder), None), lambda alone: None)[0]
+
+
+def _search(
+    path: str | os.PathLike[str],
+    of_step: Callable[[Path], tuple[dict[str, Any], A]],
+    of_file: Callable[[Path], A],
+) -> tuple[Checkpoint, A]:
+    """As `find`, and what was made of the step by the function that verifies it, or of a model file alone."""
     path = Path(path)
+
+    def step(folder: Path, model_file: Path) -> tuple[Checkpoint, A]:
+        manifest, made = of_step(folder)
+        return Checkpoint(model_file, manifest), made
+
     if path.is_file():
-        beside = path.parent / MANIFEST
-        return Checkpoint(path, verify_step(path.parent) if path.name == MODEL and beside.exists() else None)
+        if path.name == MODEL and (path.parent / MANIFEST).exists():
+            return step(path.parent, path)
+        return Checkpoint(path, None), of_file(path)
     if (
         not path.is_dir()
     ):  # asked first: a folder that a trainer prunes meanwhile is gone, not of another kind
         problem = "is not a file or folder; expected a run, a step folder or a model file"
         raise CheckpointError(f"{path}: {problem if path.exists() else GONE}")
     if (path / MANIFEST).exists():
-        return Checkpoint(path / MODEL, verify_step(path))
+        return step(path, path / MODEL)
     if (path / "corpus.json").is_file():
         raise CheckpointError(f"{path}: is a corpus, expected a run folder, a step folder or a model file")
     if not list_steps(path) and (path / MODEL).is_file():
-        return Checkpoint(path / MODEL, None)
-    return newest_step(path)
+        return Checkpoint(path / MODEL, None), of_file(path / MODEL)
+    return _newest(path, of_step)
 
 
 def load_model(path: str | os.PathLike[str]) -> Transformer:
@@ -239,35 +284,24 @@ def load_model(path: str | os.PathLike[str]) -> Transformer:
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Checkpoint, Transformer]:
-    """What a CHECKPOINT argument means, and its model: a copy, from the bytes that were verified.
+    """What a CHECKPOINT argument means, and its model: a copy, made of the bytes that were verified.
 
-    Where a trainer prunes the step of a run before it was read, the next newer one is taken.
+    Every file is read once. Where a trainer prunes the step of a run before it was read, the next newer
+    one is taken; a newest step that does not verify is skipped.
     """
-    for _ in range(TRIES):
-        found = find(path)
-        try:
-            return found, _load(found)
-        except CheckpointError:
-            if found.model_file.exists():
-                raise
-    raise CheckpointError(
-        f"{path}: its steps are pruned faster than they can be read; stop its trainer first"
-    )
+
+    def of_step(folder: Path) -> tuple[dict[str, Any], Transformer]:
+        return _look(folder, load_model_file, _check_file)[:2]
+
+    return _search(path, of_step, load_model_file)
 
 
-def _load(found: Checkpoint) -> Transformer:
-    model_file, manifest = found.model_file, found.manifest
-    listed = None if manifest is None else _listed(manifest, MODEL, found.folder / MANIFEST)
-    info, tensors = read_tensors(model_file, listed)
-    config = ModelConfig.from_dict(info.get("model"), str(model_file))
-    model = Transformer(config)
-    if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
-        model.double()
-    try:
-        model.load_state(tensors, str(model_file))
-    except ShapeError as error:
-        raise CheckpointError(str(error)) from None
-    return model
+def load_step(folder: Path) -> tuple[Checkpoint, Transformer, dict[str, Tensor]]:
+    """A step folder to go on from: its model, and the optimizer's state by name. Every file is read once."""
+    manifest, model, (info, training) = _look(folder, load_model_file, read_tensors)
+    found = Checkpoint(folder / MODEL, manifest)
+    _check_step(found, info)
+    return found, model, training
 
 
 def load_training(found: Checkpoint) -> dict[str, Tensor]:
@@ -372,21 +406,6 @@ def prune(run: Path, keep: int) -> None:
     for _, folder in list_steps(run)[keep:]:
         if folder not in best:
             files.remove_folder(folder)
-
-
-def read_tensors(
-    path: Path, listed: tuple[int, str] | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What stands under the `tinylm` key of a safetensors file, and its tensors (copies, on the CPU).
-
-    Header, duplicates and contract are checked by this room before the tensors are looked at, and size
-    and SHA-256 before that, where a manifest has `listed` them.
-    """
-    data = _read(path)
-    if listed is not None and (len(data), hashlib.sha256(data).hexdigest()) != listed:
-        raise other_digest(path)
-    info = read_header(data, str(path))
-    return info, parse_tensors(data, str(path))
 
 
 def _read(path: Path) -> bytes:

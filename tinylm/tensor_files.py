@@ -23,8 +23,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from tinylm import contract, files
+from tinylm.config import ModelConfig
 from tinylm.errors import CheckpointError, ContractError, TinylmError
-from tinylm.shapes import HasShape
+from tinylm.model import Transformer, allocate
+from tinylm.shapes import HasShape, state_problems
 
 KEY = "tinylm"
 KINDS = {
@@ -53,6 +55,9 @@ class Entry:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+
+Listed = tuple[int, str]
+"""Size and SHA-256 of a file, as a manifest lists them."""
 
 Put = Callable[[Tensor, Tensor], None]
 """Copy a whole tensor into a place, or the rows of it that the place is for: put(place, whole)."""
@@ -99,7 +104,7 @@ def pieces(
 
 def read_each(
     path: Path,
-    listed: tuple[int, str] | None,
+    listed: Listed | None,
     check: Callable[[Any, Mapping[str, Entry]], Mapping[str, Tensor]],
     put: Put,
 ) -> None:
@@ -128,6 +133,43 @@ def read_each(
             raise
         if listed is not None and source.finished() != listed:
             raise other_digest(path)
+
+
+def load_model_file(path: Path, listed: Listed | None = None) -> Transformer:
+    """The model in a file, which must have the size and SHA-256 that a manifest has listed."""
+    made: list[Transformer] = []
+
+    def checked(info: Any, entries: Mapping[str, Entry]) -> Mapping[str, Tensor]:
+        model = Transformer(ModelConfig.from_dict(info.get("model"), str(path)), None)
+        if any(entry.dtype == torch.float64 for entry in entries.values()):
+            model.double()
+        if problems := state_problems(entries, dict(model.named_parameters())):
+            raise CheckpointError(f"{path}: {'; '.join(problems)}")
+        allocate(model)
+        made.append(model)
+        return dict(model.named_parameters())
+
+    read_each(path, listed, checked, _take)
+    return made[0]
+
+
+def read_tensors(path: Path, listed: Listed | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What stands under the `tinylm` key of a file, and its tensors, on the CPU; `listed` as above."""
+    kept: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+
+    def checked(info: Any, entries: Mapping[str, Entry]) -> Mapping[str, Tensor]:
+        kept.update(info)
+        tensors.update({name: torch.empty(0, dtype=entry.dtype) for name, entry in entries.items()})
+        return tensors
+
+    read_each(path, listed, checked, _take)
+    return kept, tensors
+
+
+def _take(place: Tensor, whole: Tensor) -> None:
+    """Give a place the memory of a tensor that was read for it and has no other owner."""
+    place.data = whole
 
 
 def read_info(path: Path) -> Any:
@@ -212,15 +254,16 @@ def check_finite(name: str, tensor: Tensor, where: str) -> None:
     """Raise CheckpointError where a tensor holds infinities or NaN."""
     if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:  # of one byte: refused by dtype
         return
-    if not all(bool(torch.isfinite(part).all()) for part in torch.split(tensor.reshape(-1), FINITE)):
+    if not all(_finite(part) for part in torch.split(tensor.reshape(-1), FINITE)):
         raise CheckpointError(f"{where}: {name} holds values that are not finite; use an earlier step")
 
 
-def read_header(data: bytes, where: str) -> dict[str, Any]:
-    """Check the header of a safetensors file and the contract in it; returns what the `tinylm` key holds."""
-    info: dict[str, Any] = parse_header(data, where)[1]
-    check_info(info, where)
-    return info
+def _finite(part: Tensor) -> bool:
+    """Whether all numbers are finite. A sum says it in a tenth of the time: whatever is not finite stays so.
+
+    A sum of large numbers may overflow, so that only a finite one is believed.
+    """
+    return math.isfinite(float(part.sum())) or bool(torch.isfinite(part).all())
 
 
 def check_info(info: Any, where: str) -> None:

@@ -50,7 +50,7 @@ def saved_weights(recalled: Recalled) -> tuple[Transformer, Fill]:
         shape = checkpoint.model_config(found)
         model = Transformer(shape, None)
     else:
-        found, model = checkpoint.load(recalled.found.folder)
+        found, model, training = checkpoint.load_step(recalled.found.folder)
 
     def fill(run: Run) -> None:
         optimizer = run.optimizer
@@ -60,7 +60,8 @@ def saved_weights(recalled: Recalled) -> tuple[Transformer, Fill]:
             checkpoint.fill_training(found, state, rows_of(run))
             optimizer.steps_done = int(state["steps_done"])
         else:
-            optimizer.load_state(checkpoint.load_training(found), str(found.folder))
+            optimizer.load_state(training, str(found.folder))
+            training.clear()
         if optimizer.steps_done != recalled.step:
             raise CheckpointError(
                 f"{found.folder}: its optimizer has done {optimizer.steps_done} steps, expected "
