@@ -7,6 +7,7 @@ anywhere and several tokens of a slot read at once give what they give one by on
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,11 @@ ROWS = 64
 PANEL = 16
 WORK_OF_A_THREAD = 2_000_000
 """Multiply-adds that make up for waking one more thread."""
+KNOWN = (
+    *("layers", "width", "mlp_width", "heads", "kv_heads", "head_size", "window", "policy"),
+    *("rope_theta", "norm_eps", "tied"),
+)
+"""Options of a model that the step follows, or that are no concern of it."""
 ROW = np.dtype([("slot", np.int32), ("position", np.int32), ("logits", np.int32)])
 
 
@@ -58,6 +64,9 @@ def obstacle(model: object) -> str | None:
         return "the weights are " + ", ".join(sorted(f"{dtype} on {device}"[6:] for device, dtype in kinds))
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
+    for field in dataclasses.fields(model.config):
+        if field.name not in KNOWN and getattr(model.config, field.name) != field.default:
+            return f"the step does not know the option {field.name}"
     others = set(weights) - set(_names(model))
     if others:
         return f"the step does not know {min(others)}"

@@ -103,7 +103,8 @@ static void product(const float* x, Int x_row, Int rows, Matrix m, Int first, In
     // Eight sums at least must be under way at once: a fused multiply-add takes four cycles, and two begin in each.
     for (Int panel = first; panel < last;) {
         const float* w = m.weights + panel * m.panel;
-        Int left = last - panel, wide = rows == 1 ? (left >= 4 ? 4 : left >= 2 ? 2 : 1) : rows <= 3 && left >= 2 ? 2 : 1;
+        Int most = rows == 1 ? 4 : rows <= 3 ? 2 : 1, wide = 1;
+        while (2 * wide <= std::min(most, last - panel)) wide *= 2;
         Int tiles = (rows + 5) / 6;
         for (Int t = 0; t < tiles; t++) {
             Int begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
@@ -144,7 +145,7 @@ static inline float exponential(float x) {
     x = x > 88.0f ? 88.0f : x;
     float shifted = fma(x, 1.44269504f, 12582912.0f);  // 1.5 x 2^23: the last bits of the sum are n
     float n = shifted - 12582912.0f;
-    float r = fma(n, -1.42860677e-6f, fma(n, -0.693145752f, x));  // ln 2 in two parts, of which n times the first is exact
+    float r = fma(n, -1.42860677e-6f, fma(n, -0.693145752f, x));  // ln 2 in two parts; n times the first is exact
     float y = fma(fma(1.0f / 5040, r, 1.0f / 720), r, 1.0f / 120);
     y = fma(fma(fma(fma(fma(y, r, 1.0f / 24), r, 1.0f / 6), r, 0.5f), r, 1.0f), r, 1.0f);
     int32_t bits, power;
@@ -341,7 +342,8 @@ struct Pass {
             // Each thread normalises for itself: that is cheaper than to wait for others.
             for (Int r = 0; r < count; r++) normalize(x + r * D, layer.attention_norm, D, m.epsilon, &normed[r * D]);
             share(panels(qkv), [&](Int first, Int last) {
-                product(&normed[0], D, count, {layer.qkv, D, D * PANEL}, first, last, &projected[first * PANEL], qkv, false);
+                float* to = &projected[first * PANEL];
+                product(&normed[0], D, count, {layer.qkv, D, D * PANEL}, first, last, to, qkv, false);
             });
             barrier.wait();
             share(count * m.kv_heads, [&](Int first, Int last) {
@@ -360,7 +362,8 @@ struct Pass {
             // SwiGLU. Panels of gate and up take turns, so that one thread has both of an element.
             share(panels(M), [&](Int first, Int last) {
                 Int wide = 2 * (last - first) * PANEL;
-                product(&normed[0], D, count, {layer.gate_up, D, D * PANEL}, 2 * first, 2 * last, &both[0], wide, false);
+                Matrix gate_up{layer.gate_up, D, D * PANEL};
+                product(&normed[0], D, count, gate_up, 2 * first, 2 * last, &both[0], wide, false);
                 for (Int r = 0; r < count; r++)
                     for (Int p = 0; p < last - first; p++) {
                         const float *gate = &both[r * wide + 2 * p * PANEL], *up = gate + PANEL;
