@@ -1,40 +1,47 @@
 """How many tokens a second are decoded, one stream and 16 at once?
 
-    python benchmarks/decoding.py [--presets nano,mini --tokens 128 --rounds 5 --threads 1 --json FILE]
+    python benchmarks/decoding.py [--presets nano,mini --tokens 128 --rounds 3 --threads 2 --json FILE]
                                   [--node-modules FOLDER]
 
 Greedy, random weights, a prompt of 32 ids. Variants take turns in each round; shown are the median of each
 and its ratio to the engine as it is by default, round by round, because clocks of a shared machine wander.
-Peers where they are installed: transformers' `generate`, and llama.cpp through node-llama-cpp (one stream:
-the interface here holds one sequence).
+`engine` is the compiled step, `engine in PyTorch` what a machine without a compiler has. Peers where they are
+installed: transformers' `generate`, and llama.cpp through node-llama-cpp (one stream: the interface here
+holds one sequence). Beside each rate: the bytes of weights, keys and values that a step must read, over the
+seconds it took, as a share of what a plain read of memory reaches in the same threads.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
-import json
-import os
-import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import measuring
 import numpy as np
 import torch
 
 from tinylm.config import PRESETS, GenerateConfig, ModelConfig
-from tinylm.contract import DOC_BOUNDARY
-from tinylm.generate import Engine, Task
+from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
+from tinylm.generate import Engine, Task, native, why_not_compiled
 from tinylm.generate.engine import sample
 from tinylm.interop.llama_cpp import LlamaCpp, LlamaCppMissing
-from tinylm.model import Transformer
+from tinylm.model import Transformer, parameter_count
 
+VERSION = 1
 PROMPT = 32
+STREAMS = (1, 16)
+TARGETS = {
+    ("mini", 1, "llama.cpp"): 1.0,
+    ("nano", 1, "llama.cpp"): 0.5,
+    ("nano", 1, "transformers"): 5.0,
+    ("mini", 16, "llama.cpp"): 1.0,
+}
 Decode = Callable[[int, int], None]
 """Decode (streams, tokens of each)."""
 
@@ -55,8 +62,8 @@ def prompt(stream: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(stream).integers(0, 256, PROMPT).tolist())
 
 
-def in_engine(model: Transformer, fast: bool) -> Decode:
-    engines = {streams: Engine(model, streams, fast=fast) for streams in (1, 16)}
+def in_engine(model: Transformer) -> Decode:
+    engines = {streams: Engine(model, streams) for streams in STREAMS}
 
     def decode(streams: int, tokens: int) -> None:
         engine = engines[streams]
@@ -93,7 +100,7 @@ def in_llama_cpp(llama: LlamaCpp, model: Transformer, path: Path, tokens: int) -
     from tinylm.interop.gguf import write_gguf
 
     write_gguf(model, path, "f32", path.stem)
-    llama.load(path, PROMPT + tokens)
+    llama.load(path, PROMPT + tokens, torch.get_num_threads())
 
     def decode(streams: int, tokens: int) -> None:
         found = llama.greedy(prompt(0), tokens)
@@ -102,10 +109,13 @@ def in_llama_cpp(llama: LlamaCpp, model: Transformer, path: Path, tokens: int) -
     return decode
 
 
+def in_pytorch(model: Transformer) -> Decode:
+    with mock.patch.object(native, "obstacle", return_value="to compare"):
+        return in_engine(model)
+
+
 def sampling_share(model: Transformer, streams: int, tokens: int) -> float:
     """The share of an engine's time that goes into drawing and events, at temperature 0.8."""
-    from unittest import mock
-
     spent = 0.0
 
     def timed(*given: Any) -> Any:
@@ -125,88 +135,106 @@ def sampling_share(model: Transformer, streams: int, tokens: int) -> float:
         return spent / (time.perf_counter() - started)
 
 
+def bytes_of_step(config: ModelConfig, streams: int, tokens: int) -> int:
+    """Bytes that one step has to read: the weights once, and of each stream the keys and values so far.
+
+    The embedding is a look-up. Keys and values on average over a generation.
+    """
+    weights = parameter_count(config) - VOCABULARY_SIZE * config.width
+    cached = 2 * config.layers * config.kv_heads * config.head_size * (PROMPT + tokens // 2)
+    return 4 * (weights + streams * cached)
+
+
+def bandwidth(threads: int, megabytes: int = 512) -> float:
+    """Bytes a second of a plain read of a buffer that no cache holds: the sum of it, best of five."""
+    buffer = torch.ones(megabytes * 250_000)
+    buffer.sum()
+    return buffer.nbytes / min(measuring.seconds_of(buffer.sum) for _ in range(5))
+
+
 def measure(
-    preset: str, options: argparse.Namespace, llama: LlamaCpp | None, folder: Path
-) -> list[dict[str, Any]]:
+    session: measuring.Session, preset: str, options: argparse.Namespace, llama: LlamaCpp | None, folder: Path
+) -> None:
     config = PRESETS[preset]
     tokens = min(options.tokens, config.window - PROMPT)
     model = random_model(config)
     variants: dict[str, Decode | None] = {
-        "engine": in_engine(model, False),
-        "engine, fast": in_engine(model, True),
+        "engine": in_engine(model),
+        "engine in PyTorch": in_pytorch(model),
         "transformers": in_transformers(model, folder / preset),
         "llama.cpp": in_llama_cpp(llama, model, folder / f"{preset}.gguf", tokens) if llama else None,
     }
-    seconds: dict[tuple[str, int], list[float]] = {}
-    for number in range(options.rounds + 1):
-        for streams in (1, 16):
-            for name, decode in variants.items():
-                if decode is None or (name == "llama.cpp" and streams > 1):
-                    continue
-                started = time.perf_counter()
-                decode(streams, tokens)
-                if number:  # the first round warms up
-                    seconds.setdefault((name, streams), []).append(time.perf_counter() - started)
-    rows = []
-    for (name, streams), taken in sorted(seconds.items(), key=lambda item: item[0][1]):
-        ratios = [mine / its for mine, its in zip(seconds["engine", streams], taken, strict=True)]
-        rows.append(
-            {
-                "preset": preset,
-                "streams": streams,
-                "variant": name,
-                "tokens_per_second": streams * tokens / statistics.median(taken),
-                "ratio_to_engine": statistics.median(ratios),
-                "seconds": taken,
-            }
+    reads = bandwidth(options.threads)
+    for streams in STREAMS:
+
+        def timed(decode: Decode, streams: int = streams) -> Callable[[], float]:
+            return lambda: measuring.seconds_of(lambda: decode(streams, tokens))
+
+        tried = {
+            name: timed(decode)
+            for name, decode in variants.items()
+            if decode is not None and not (name == "llama.cpp" and streams > 1)
+        }
+        seconds = measuring.alternate(tried, options.rounds)
+        for name, taken in seconds.items():
+            step = measuring.median(taken) / tokens
+            session.row(
+                preset=preset,
+                streams=streams,
+                variant=name,
+                tokens_per_second=streams / step,
+                engine_is_times=measuring.ratio_of(taken, seconds["engine"]),
+                memory_share=bytes_of_step(config, streams, tokens) / step / reads,
+                seconds=taken,
+            )
+        at = "one stream" if streams == 1 else f"{streams} at once"
+        rates = {name: streams * tokens / measuring.median(taken) for name, taken in seconds.items()}
+        for peer in ("transformers", "llama.cpp"):
+            if peer in seconds:
+                session.compare(
+                    f"decoding {preset}, {at}",
+                    "tokens/s",
+                    "engine",
+                    rates["engine"],
+                    peer,
+                    rates[peer],
+                    measuring.ratio_of(seconds[peer], seconds["engine"]),
+                    TARGETS.get((preset, streams, peer)),
+                )
+        session.row(
+            preset=preset,
+            streams=streams,
+            share_of_sampling=sampling_share(model, streams, tokens),
+            plain_read_gb_per_second=reads / 1e9,
+            step_mb=bytes_of_step(config, streams, tokens) / 1e6,
         )
-    for streams in (1, 16):
-        share = sampling_share(model, streams, tokens)
-        rows.append({"preset": preset, "streams": streams, "variant": "share of sampling", "share": share})
-    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = measuring.parser(__doc__, "decoding")
     parser.add_argument("--presets", default="nano,mini")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tokens", type=measuring.positive, default=128)
+    parser.add_argument("--rounds", type=measuring.positive, default=3)
     parser.add_argument("--node-modules", type=Path)
     options = parser.parse_args()
+    if options.short:
+        options.presets, options.tokens, options.rounds = "nano", 8, 1
     torch.set_num_threads(options.threads)
     llama: LlamaCpp | None = None
     try:
         llama = LlamaCpp(options.node_modules)
     except LlamaCppMissing as missing:
         print(f"without llama.cpp: {missing}")
-    rows = []
+    settings = {"presets": options.presets, "tokens": options.tokens, "rounds": options.rounds}
+    session = measuring.Session("decoding", VERSION, options.threads, settings, options.short).begin()
     with tempfile.TemporaryDirectory() as folder:
         for preset in options.presets.split(","):
-            for row in measure(preset, options, llama, Path(folder)):
-                rows.append(row)
-                told = (
-                    f"{row['share']:.0%} of the engine's time"
-                    if "share" in row
-                    else f"{row['tokens_per_second']:9,.0f} tokens/s  x{row['ratio_to_engine']:.2f}"
-                )
-                print(f"{preset:<6} {row['streams']:>2} at once  {row['variant']:<18} {told}", flush=True)
+            measure(session, preset, options, llama, Path(folder))
+    if reason := why_not_compiled():
+        print(f"engine is in PyTorch too: {reason}")
     if llama is not None:
         llama.close()
-    if options.json:
-        machine = {
-            "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-            "cores": os.cpu_count(),
-            "threads": options.threads,
-            "torch": str(torch.__version__),
-            "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        }
-        shapes = {name: dataclasses.asdict(PRESETS[name]) for name in options.presets.split(",")}
-        written = json.dumps({"machine": machine, "presets": shapes, "rows": rows}, indent=1)
-        options.json.write_text(written + "\n", encoding="utf-8")
+    session.end(options.json)
 
 
 if __name__ == "__main__":

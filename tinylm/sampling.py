@@ -48,7 +48,8 @@ def distribution(
     sizes = check_shape(logits_V, "V", name="logits_V", kind="float")
     scores_V = logits_V.astype(np.float64)
     # One NaN makes the maximum NaN, so the usual case needs no second look.
-    if scores_V.size and not scores_V.max() < np.inf:
+    highest = scores_V.max() if scores_V.size else -np.inf
+    if not highest < np.inf:
         bad = np.flatnonzero(np.isnan(scores_V) | (scores_V == np.inf))
         raise RequestError(
             f"logits_V: the logit of id {int(bad[0])} is {scores_V[bad[0]]}, expected a finite number; "
@@ -57,7 +58,7 @@ def distribution(
     if allowed_V is not None:
         check_shape(allowed_V, "V", name="allowed_V", kind="bool", **sizes)
         scores_V = np.where(allowed_V, scores_V, -np.inf)
-    highest = scores_V.max() if scores_V.size else -np.inf
+        highest = scores_V.max() if scores_V.size else -np.inf
     if highest == -np.inf:
         masked = "" if allowed_V is None else f" and {int(allowed_V.sum())} are allowed"
         raise RequestError(
@@ -125,7 +126,7 @@ def draw(probabilities_V: Floats, u: float) -> int:
     check_shape(probabilities_V, "V", name="probabilities_V", kind="float")
     if not 0 <= u < 1:
         raise RequestError(f"u is {u!r}, expected a number from 0 to below 1")
-    sums = np.cumsum(probabilities_V, dtype=np.float64)
+    sums = probabilities_V.cumsum(dtype=np.float64)
     total = float(sums[-1]) if sums.size else 0.0
     if not 0 < total < np.inf or probabilities_V.min() < 0:
         raise RequestError(
@@ -133,8 +134,7 @@ def draw(probabilities_V: Floats, u: float) -> int:
             "give what distribution() returns"
         )
     # side="right" skips ids that add nothing to the sum; u * total, rounded up, must not pass the last one.
-    found = int(np.searchsorted(sums, u * total, side="right"))
-    return min(found, int(np.searchsorted(sums, total)))
+    return min(int(sums.searchsorted(u * total, "right")), int(sums.searchsorted(total)))
 
 
 def allowed_after(held: bytes, room: int | None = None) -> Mask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -34,11 +35,11 @@ def check_shape(
     twice means equal sizes, a number in the pattern is that number. `kind` is "integer", "float" or
     "bool". Returns the bound sizes. Raises ShapeError naming the axis, expected and found.
     """
-    letters = pattern.split()
+    letters = _letters(pattern)
     shape = getattr(value, "shape", None)
     if shape is None:
         raise ShapeError(f"{name}: expected an array [{', '.join(letters)}], found {type(value).__name__}")
-    found = tuple(int(size) for size in shape)
+    found = tuple(map(int, shape))
     if len(found) != len(letters):
         raise ShapeError(
             f"{name}: expected {len(letters)} axes {_told(letters, sizes)}, "
@@ -53,10 +54,20 @@ def check_shape(
                 f"shape {list(found)}, expected {_told(letters, sizes)}"
             )
     if kind is not None:
-        dtype = str(value.dtype).removeprefix("torch.")
+        dtype = _name(value.dtype)
         if dtype not in KINDS[kind]:
             raise ShapeError(f"{name}: expected {kind} values, found dtype {dtype}")
     return bound
+
+
+@functools.cache
+def _letters(pattern: str) -> list[str]:
+    return pattern.split()
+
+
+@functools.lru_cache
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")  # which takes NumPy microseconds
 
 
 def _told(letters: list[str], sizes: Mapping[str, int]) -> str:

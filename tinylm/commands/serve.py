@@ -24,7 +24,7 @@ def serve(given: Arguments) -> int:
 
     import asyncio
 
-    from tinylm.generate import Engine
+    from tinylm.generate import Engine, why_not_compiled
     from tinylm.interrupts import LastingStream, stop_requests
     from tinylm.serve.app import create_app
     from tinylm.serve.loading import load_served
@@ -48,7 +48,12 @@ def serve(given: Arguments) -> int:
             out.flush()
 
         quiet_logs()
-        app = create_app(Engine(model, config.slots, fast=config.fast), served, config, key, log)
+        engine = Engine(model, config.slots, fast=config.fast)
+        if (reason := why_not_compiled()) is not None:
+            log(f"note: slower, in PyTorch: {reason}")
+        if config.speculate and engine.unspeculative:
+            log(f"note: speculate is ignored: {engine.unspeculative}")
+        app = create_app(engine, served, config, key, log)
         listener = Listener(app, config, ready)
 
         def heard(number: int) -> None:

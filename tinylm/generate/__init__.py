@@ -10,6 +10,7 @@ from collections.abc import Generator
 
 from tinylm.config import GenerateConfig
 from tinylm.events import Event
+from tinylm.generate.compiled import why_not as why_not_compiled
 from tinylm.generate.context import Context, prompt_ids, window_start
 from tinylm.generate.engine import Engine, Generation, Sampled, Task
 from tinylm.generate.reader import CHUNK, Model
@@ -26,6 +27,7 @@ __all__ = [
     "events",
     "generate",
     "prompt_ids",
+    "why_not_compiled",
     "window_start",
 ]
 

@@ -1,4 +1,7 @@
-"""The model behind slots: tokens go into a slot, logits come out."""
+"""The model behind slots: tokens go into a slot, logits come out.
+
+Two ways: the compiled step for a Transformer in float32 on the CPU, and PyTorch for everything else.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch import Tensor
 from tinylm.config import ModelConfig
 from tinylm.contract import VOCABULARY_SIZE
 from tinylm.devices import cpu_threads
+from tinylm.generate import native
 from tinylm.generate.independence import ROWS, Measured, independent_rows
 from tinylm.model import Transformer
 from tinylm.sampling import Floats
@@ -48,10 +52,19 @@ class Reader:
     """A model and its slots. Weights are taken as they are when it is made.
 
     Unless `fast`, what a row gives does not depend on the rows beside it, bit for bit. `exact_drafts`:
-    whether several ids of one slot, read at once, give bit for bit what they give one by one.
+    whether several ids of one slot, read at once, give bit for bit what they give one by one. `how`: one
+    line that says which way tokens are read, and why not the other.
     """
 
     def __init__(self, model: Model, slots: int, *, fast: bool = False) -> None:
+        self._native: native.NativeStep | None = None
+        obstacle = native.obstacle(model)
+        if obstacle is None:
+            assert isinstance(model, Transformer)
+            self._native, self.exact_drafts = native.NativeStep(model, slots), True
+            self.how = "the compiled step"
+            return
+        self.how = f"PyTorch ({obstacle})"
         self._model, self._rows = model, Measured(1, ROWS, True, torch.get_num_threads())
         # The kernels of PyTorch round a token among others of its row in another way than one alone.
         self.exact_drafts = not isinstance(model, Transformer)
@@ -64,6 +77,9 @@ class Reader:
 
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
+        if self._native is not None:
+            (last_V,) = self._native.read({slot: (position, ids)}, last=True)[slot]
+            return last_V
         if len(ids) < self._rows.least:
             for index, token in enumerate(ids):
                 last_V = self.step({slot: (position + index, [token])})[slot][-1]
@@ -76,6 +92,8 @@ class Reader:
 
         Gives for each slot the logits (float64 [n, 257], on the host) after each of its n ids.
         """
+        if self._native is not None:
+            return self._native.read(tokens)
         found: dict[int, Floats] = {}
         single = {slot: (first, ids[0]) for slot, (first, ids) in tokens.items() if len(ids) == 1}
         for rows in spans(sorted(single), self._rows.most):
@@ -93,11 +111,11 @@ class Reader:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give a slot the first `length` keys and values of another."""
-        self._slots.copy(source, target, length)
+        (self._native or self._slots).copy(source, target, length)
 
     def clear(self, slot: int, first: int = 0) -> None:
         """Forget what may not be finite, from a position on."""
-        self._slots.clear(slot, first)
+        (self._native or self._slots).clear(slot, first)
 
     def _forward(self, first: int, positions: Sequence[int | None], ids: list[list[int]]) -> Floats:
         """Logits (float64 [B, T, 257], on the host) after each token of each row."""

@@ -48,7 +48,7 @@ async function openLibrary() {
 let model, sequence;
 
 // Loads a GGUF file in place of the one before. `tokens`: what a request may hold with its answer.
-async function load({ path, tokens }) {
+async function load({ path, tokens, threads }) {
     await model?.dispose();
     model = await library.llama.loadModel({ modelPath: path, gpuLayers: 0 });
     // One token more than asked for: node-llama-cpp throws old tokens away when a context is full. And keys
@@ -56,7 +56,7 @@ async function load({ path, tokens }) {
     const context = await model.createContext({
         contextSize: tokens + 1,
         batchSize: tokens + 1,
-        threads: 1,
+        threads,
         flashAttention: false,
         experimentalKvCacheKeyType: "F32",
         experimentalKvCacheValueType: "F32"

@@ -66,14 +66,16 @@ class LlamaCpp:
             raise
         self.name = f"llama.cpp {found['release']} (node-llama-cpp {found['version']})"
 
-    def load(self, path: Path, tokens: int = 256) -> dict[str, Any]:
+    def load(self, path: Path, tokens: int = 256, threads: int = 1) -> dict[str, Any]:
         """Load a GGUF file in place of the one before; a request may hold `tokens` with its answer.
 
         Returns the number of `tokens` in the vocabulary, the ids that are `ends` of a generation, and the
         `window` that the model was trained with.
         """
         self._path = path
-        loaded: dict[str, Any] = self._ask(do="load", path=str(path.absolute()), tokens=tokens)
+        loaded: dict[str, Any] = self._ask(
+            do="load", path=str(path.absolute()), tokens=tokens, threads=threads
+        )
         return loaded
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
