@@ -22,11 +22,11 @@ def generate(given: Arguments) -> int:
         values[name] = told_or_read(name, values[name])
     config = options.GenerateConfig(**values).check()
     engine = Engine(load(path).transformer)
+    generation = engine.start(Task(prompt_ids(prompt), config))
     if (reason := why_not_compiled()) is not None:
         print(f"[slower, in PyTorch: {reason}]", file=sys.stderr)
     if config.speculate and engine.unspeculative:
         print(f"[speculate is ignored: {engine.unspeculative}]", file=sys.stderr)
-    generation = engine.start(Task(prompt_ids(prompt), config))
     print(prompt, end="", flush=True)
     end = None
     with stop_requests() as stop:

@@ -51,6 +51,8 @@ def serve(given: Arguments) -> int:
         engine = Engine(model, config.slots, fast=config.fast)
         if (reason := why_not_compiled()) is not None:
             log(f"note: slower, in PyTorch: {reason}")
+        if config.speculate and engine.unspeculative:
+            log(f"note: speculate is ignored: {engine.unspeculative}")
         app = create_app(engine, served, config, key, log)
         listener = Listener(app, config, ready)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinylm.config.checked import Checked, Device, booleans, choices, integers, is_text, numbers, option
+from tinylm.config.generate import MOST_GUESSED
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,9 @@ class ServeConfig(Checked):
     slots: int = option(4, "generations that run side by side")
     fast: bool = option(
         False, "more tokens/s with many requests; an id may then depend on what runs beside it"
+    )
+    speculate: int = option(
+        0, "most tokens guessed and read at once with the last; changes no id, only the speed; 0: none"
     )
     queue: int = option(64, "generations that may wait for a slot; beyond it the answer is 429")
     alias: str | None = option(None, "name of the model in answers (default: that of the checkpoint)")
@@ -42,6 +46,7 @@ class ServeConfig(Checked):
         found = integers(self, ("port", "queue", "max_prompt"), 0)
         found += integers(self, ("slots",), 1, 1024)
         found += integers(self, ("max_body",), 1)
+        found += integers(self, ("speculate",), 0, MOST_GUESSED)
         found += integers(self, ("seed",), -1, 2**32 - 2)
         seconds = ("queue_seconds", "request_seconds", "stall_seconds", "ping_seconds", "grace_seconds")
         found += numbers(self, seconds, 0.0)

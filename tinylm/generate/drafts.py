@@ -70,7 +70,7 @@ class History:
         tokens.append(token)
 
     def find(self, last: Sequence[int]) -> tuple[int, int]:
-        """The place after the newest earlier occurrence of the longest end of `last`, and its length, or 0s."""
+        """Where the newest earlier occurrence of the longest end of `last` goes on, and its length; or 0s."""
         for length in COPIES:
             place = self._after.get(tuple(last[-length:]))
             if place is not None:
@@ -156,7 +156,7 @@ class Drafts:
 def draw_alike(
     remembered: Remembered, config: GenerateConfig, bias: Mapping[int, float], u: float
 ) -> tuple[int, float]:
-    """The id that remembered logits give at `u`, about as `distribution` and `draw` do; and its probability."""
+    """The id that remembered logits give at `u`, about as `distribution` and `draw` do, and its share."""
     ids, values = remembered
     if bias:
         values = tuple(value + bias.get(token, 0.0) for token, value in zip(ids, values, strict=True))
@@ -175,9 +175,10 @@ def draw_alike(
             room += weights[index]
             if cut or weights[index] < config.min_p:
                 weights[index] = 0.0
-    left = u * sum(weights)
-    for token, weight in zip(ids, weights, strict=True):
-        left -= weight
-        if left < 0:
-            break
-    return token, weight / sum(weights)
+    total = left = sum(weights)
+    left *= u
+    place = -1
+    while left >= 0 and place + 1 < len(ids):
+        place += 1
+        left -= weights[place]
+    return ids[place], weights[place] / total

@@ -149,7 +149,7 @@ class Engine:
     `slots`: how many run at once; their keys are all the memory that it takes. `chunk`: tokens of a prompt
     that are read at once, and between two tokens of the others. `fast`: rows may depend on their neighbours
     in the last bits, and so an id may where two are as likely. The model's weights are taken as they are now.
-    `unspeculative`: why `speculate` has no effect here, or "".
+    `unspeculative`: why `speculate` has no effect here, or ""; what is guessed never changes a result.
     """
 
     def __init__(self, model: Model, slots: int = 1, *, chunk: int = CHUNK, fast: bool = False) -> None:
@@ -266,7 +266,7 @@ class Engine:
         return found
 
     def _guess(self, generation: Generation) -> Guess:
-        """Tokens that may come next: none beyond the window or the limit, and none where that is not asked."""
+        """Tokens that may come next: none beyond the window or the limit, none where none are asked for."""
         config, window = generation.task.config, generation.window
         room = min(self._config.window - len(window.tokens), config.max_tokens - generation.stream.tokens - 1)
         most = min(config.speculate, room)

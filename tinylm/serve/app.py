@@ -74,6 +74,7 @@ class Server:
             prompts=config.slots + config.queue,
             prompt_tokens=config.max_prompt,
             seed=config.seed,
+            speculate=config.speculate,
         )
         self.patience = Patience(
             config.queue_seconds, config.request_seconds, config.stall_seconds, config.ping_seconds

@@ -30,13 +30,15 @@ DEFAULTS = GenerateConfig()
 class Limits:
     """What the server allows. `window`: tokens of prompt and answer; `prompts`: generations in one request.
 
-    `prompt_tokens`: the longest prompt. `seed`: of requests that name none; -1 draws one.
+    `prompt_tokens`: the longest prompt. `seed`: of requests that name none; -1 draws one. `speculate`: most
+    tokens that are guessed at once.
     """
 
     window: int
     prompts: int
     prompt_tokens: int = 0
     seed: int = -1
+    speculate: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def read_sampling(fields: Fields, limits: Limits) -> GenerateConfig:
             "repeat_last_n", least=-1, most=2**31 - 1, default=DEFAULTS.repeat_last_n
         ),
         seed=secrets.randbelow(SEEDS) if seed in (-1, SEEDS) else seed,
+        speculate=limits.speculate,
     )
 
 
