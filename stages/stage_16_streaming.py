@@ -89,12 +89,12 @@ def arrived(messages: Sequence[Message]) -> tuple[list[int], str]:
 
 
 def over_time(text: str) -> dict[str, list[tuple[float, float]]]:
-    """After each sampled token, how many ids and how many characters have arrived."""
+    """After each sampled token, how many ids have arrived, and how many bytes of text."""
     script = [*encode(text), DOC_BOUNDARY]
     got = {n: [arrived(STREAMS[n](script[:t], (), 99)) for t in range(len(script) + 1)] for n in STREAMS}
     series: dict[str, list[tuple[float, float]]] = {}
     series |= {f"ids, {n}": [(t, len(ids)) for t, (ids, _) in enumerate(got[n])] for n in ("events", "hold")}
-    return series | {"characters, either": [(t, len(text)) for t, (_, text) in enumerate(got["hold"])]}
+    return series | {"bytes of text": [(t, len(text.encode())) for t, (_, text) in enumerate(got["hold"])]}
 
 
 def experiment(lab: Lab) -> None:
