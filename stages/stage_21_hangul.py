@@ -114,7 +114,7 @@ def score(names: Sequence[bytes], documents: Sequence[bytes]) -> list[float]:
 @cpu_threads(1)  # tensors this small gain little by a second thread, and lose equal numbers by it
 def experiment(lab: Lab) -> None:
     seen, unseen = syllables()
-    few = 100 if lab.quick else len(unseen)
+    few = 40 if lab.quick else len(unseen)
     asked = {"never saw": unseen[:: len(unseen) // few], "was trained on": seen[:: len(seen) // few]}
     some = asked["never saw"][::4]
     curves: dict[str, list[tuple[float, float]]] = {part: [] for part in PARTS}
@@ -124,7 +124,7 @@ def experiment(lab: Lab) -> None:
             curves[part].append((step, share))
 
     split = Split.of(seen)
-    model = train(split, 48 if lab.quick else 3_500, lab.device, look)
+    model = train(split, 32 if lab.quick else 3_500, lab.device, look)
     tables = {f"{n}-gram": by_table(Ngrams.count(split.stream, n)) for n in (5, 7)}
     namers = {**tables, "model": by_model(model)}
     names = {(n, w): greedy(namers[n], documents) for w, documents in asked.items() for n in namers}
