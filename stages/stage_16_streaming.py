@@ -12,7 +12,7 @@ from tinylm.events import EventStream
 from tinylm.generate import generate
 from tinylm.model import Transformer
 from tinylm.tokenizer import encode
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
 
 STAGE = Stage(
     number=16,
@@ -88,30 +88,34 @@ def arrived(messages: Sequence[Message]) -> tuple[list[int], str]:
     return [token for _, ids in messages for token in ids], "".join(text for text, _ in messages)
 
 
+def over_time(text: str) -> dict[str, list[tuple[float, float]]]:
+    """After each sampled token, how many ids have arrived, and how many bytes of text."""
+    script = [*encode(text), DOC_BOUNDARY]
+    got = {n: [arrived(STREAMS[n](script[:t], (), 99)) for t in range(len(script) + 1)] for n in STREAMS}
+    series: dict[str, list[tuple[float, float]]] = {}
+    series |= {f"ids, {n}": [(t, len(ids)) for t, (ids, _) in enumerate(got[n])] for n in ("events", "hold")}
+    return series | {"bytes of text": [(t, len(text.encode())) for t, (_, text) in enumerate(got["hold"])]}
+
+
 def experiment(lab: Lab) -> None:
     scripts = {text: [*encode(text), DOC_BOUNDARY] for text in TEXTS}
     rows: list[list[object]] = []
     for (text, script), people_see in zip(scripts.items(), PEOPLE_SEE, strict=True):
-        shown = text.replace("\u200d", "")
         units = [people_see, len(text), len(text.encode("utf-16-le")) // 2, len(script) - 1, len(script)]
-        rows.append(
-            [shown, *units, len(arrived(hold(script, (), 99))[0]), arrived(naive(script, (), 99))[1] == text]
-        )
-    seen = ["text", "people see", "code points", "UTF-16", "bytes", "tokens"]
-    lab.table([*seen, "ids by hold", "right by naive"], rows)
-    korean, emoji = scripts["안녕하세요."], scripts["😊📚😊"]
+        held, alone = arrived(hold(script, (), 99))[0], arrived(naive(script, (), 99))[1]
+        rows.append([text.replace("\u200d", ""), *units, len(held), alone == text])
+    seen = ["text", "people see", "code points", "UTF-16", "bytes", "tokens", "ids by hold", "right by naive"]
+    lab.table(seen, rows)
+    korean, emoji = scripts[TEXTS[1]], scripts[TEXTS[2]]
     for name, send in STREAMS.items():
         sent = send([*encode("é😊"), DOC_BOUNDARY], (), 5)
-        lab.note(
-            f"é😊, limit 5, {name}: " + " ".join(f"{text!r}←{','.join(map(str, i))}" for text, i in sent)
-        )
+        said = [f"{text!r}←{','.join(map(str, ids))}" for text, ids in sent]
+        lab.note(f"é😊, limit 5, {name}: {' '.join(said)}")
     ways = itertools.product(scripts.values(), ((), (STOP,)))
-    cases = [(script, stop, limit) for script, stop in ways for limit in range(1, len(script) + 1)]
+    cases = [(*way, limit) for way in ways for limit in range(1, len(way[0]) + 1)]
     rebuilt: dict[str, list[int]] = {}
     for name, send in STREAMS.items():
-        truths = [sampled(*case) for case in cases]
-        got = [arrived(send(*case)) for case in cases]
-        pairs = list(zip(cases, truths, got, strict=True))
+        pairs = [(case, sampled(*case), arrived(send(*case))) for case in cases]
         rebuilt[name] = [
             sum(ids == truth for _, truth, (ids, _) in pairs),
             sum(text == right_text(truth, case[1]) for case, truth, (_, text) in pairs),
@@ -119,21 +123,18 @@ def experiment(lab: Lab) -> None:
         ]
         for what, number in zip(("ids", "texts", "again"), rebuilt[name], strict=True):
             lab.value(f"{what}_{name}", number)
-    lab.table(
-        ["stream", "ends", "ids exact", "text exact", "ids = text encoded again"],
-        [[name, len(cases), *numbers] for name, numbers in rebuilt.items()],
-    )
-    shape = ModelConfig(layers=1, width=32, mlp_width=32, heads=2, kv_heads=2)
-    model = Transformer(shape, seed=0).to(lab.device)
+    headers = ["stream", "ends", "ids exact", "text exact", "ids = text encoded again"]
+    lab.table(headers, [[name, len(cases), *numbers] for name, numbers in rebuilt.items()])
+    model = Transformer(ModelConfig(layers=1, width=32, mlp_width=32, heads=2, kv_heads=2)).to(lab.device)
     exact = 0
     for seed in range(8):
         told = list(generate(model, "", GenerateConfig(seed=seed, temperature=1.0, max_tokens=40)))
         ids, text = arrived([(event.text, event.ids) for event in told])
         exact += text == right_text(ids, ()) and len(told) == len(ids) + 1
     lab.note(f"what an untrained model writes, mostly ill-formed: {exact} of 8 rebuilt exactly")
-
+    lab.figure(lambda: figures.lines(over_time("A é 안녕 😊"), x="tokens sampled", y="what the client has"))
     total, by_hold, again = len(cases), rebuilt["hold"], rebuilt["events"][2]
-    sizes = {name: sum(len(json.dumps(m)) for m in send(korean, (), 99)) for name, send in STREAMS.items()}
+    sizes = {n: sum(len(json.dumps(m)) for m in send(korean, (), 99)) for n, send in STREAMS.items()}
     sent = [message for script in scripts.values() for message in events(script, (), 99)]
     complete = [bool(text) or ids == (DOC_BOUNDARY,) for text, ids in sent]
     most = max(len(list(run)) for full, run in itertools.groupby(complete) if not full)
@@ -157,9 +158,8 @@ def experiment(lab: Lab) -> None:
         "that one event per token gives back ids and text at all these ends; the other streams do not.",
         does_not_prove="that anything arrives: requests and lost connections are stage 17.",
     )
-    lab.check(
-        "one event per token gives back everything", rebuilt["events"][:2] == [total] * 2 and exact == 8
-    )
+    whole = rebuilt["events"][:2] == [total] * 2 and exact == 8
+    lab.check("one event per token gives back everything", whole)
     lab.check("hold sends 4 of 13 ids of 😊📚😊 and 7 of 17 of 안녕하세요.", sent_by_hold == (7, 4))
     lab.check("naive has every id and loses text", rebuilt["naive"][0] == total > rebuilt["naive"][1])
     lab.check("at most 3 bytes wait", most == 3)

@@ -21,7 +21,7 @@ from tinylm.serve.audit.answers import Answer, ask
 from tinylm.serve.audit.client import Server
 from tinylm.serve.background import serve_in_background
 from tinylm.tokenizer import Utf8Stream, encode
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
 
 STAGE = Stage(
     number=17,
@@ -114,9 +114,11 @@ def experiment(lab: Lab) -> None:
         by_ids, by_text = (chained(server, by_text) for by_text in (False, True))
     lab.table(["document", "sampled", "from ids", "from text", "wrong", "newest only"], rows)
     faces = found[FACES][0]
-    lab.note(
-        f"{FACES} in links of five ids: fed back by ids, {right(by_ids, faces)} of {len(faces)} are right;"
-    )
+    bars = [(name, right(ids[2], ids[0]), len(ids[0])) for name, ids in found.items()]
+    ended = [(*bar, f"{bar[1]} of {bar[2]}") for bar in bars]
+    lab.figure(lambda: figures.bars(ended, x="ids that are right, rebuilt from text"))
+    kept = right(by_ids, faces)
+    lab.note(f"{FACES} in links of five ids: fed back by ids, {kept} of {len(faces)} are right;")
     lab.note(f"by text {right(by_text, faces)}: {bytes(i for i in by_text if i < 256).decode()!r}")
     words = {"temperature": 1, "n_predict": 16 if lab.quick else 64, "ignore_eos": True}
     requests = [{**words, "prompt": "Return the "[: seed % 11], "seed": seed} for seed in range(16)]
@@ -138,11 +140,9 @@ def experiment(lab: Lab) -> None:
     lab.note(f"a client left: its slot was free {1e3 * seconds:.0f} ms later, after {after} of 240 tokens")
     exact = [sum(row[0] == row[kind] for row in found.values()) for kind in range(3)]
     newest = [len(found[name][3]) for name in (FACES, GREETING)]
-    lab.value("by_text", exact[2])
-    lab.value("faces", len(faces))
-    lab.value("faces_newest", newest[0])
-    lab.value("greeting_newest", newest[1])
-    lab.value("chain", right(by_text, faces))
+    values = {"by_text": exact[2], "faces": len(faces), "chain": right(by_text, faces)}
+    for name, number in (values | {"faces_newest": newest[0], "greeting_newest": newest[1]}).items():
+        lab.value(name, number)
     lab.otherwise(
         f"Text rebuilds {exact[2]} of {exact[0]}, though a byte is a token. A boundary has no text. What is "
         "not UTF-8 becomes U+FFFD, three other bytes; so does half a character at a limit. A stop string was "

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import unittest
 import warnings
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from tinylm.corpus import Split
 from tinylm.errors import ShapeError
 from tinylm.evaluate import evaluate
 from tinylm.generate import Context
-from tinylm.model import Transformer
+from tinylm.model import Transformer, rotate
 from tinylm.training_step import mean_loss
 
 SMALL = ModelConfig(
@@ -82,6 +83,23 @@ class Case(unittest.TestCase):
     def setUp(self) -> None:
         self.enterContext(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+
+    def test_in_a_compiled_graph_nothing_is_checked(self) -> None:
+        """`is_compiling` is a constant there, so the checks leave no operation and no guard behind."""
+        x = torch.zeros(2, 4, 3, 8)
+
+        def layer(x_BHTK: Tensor) -> Tensor:
+            turned = rotate(x_BHTK, x_BHTK[0, 0], x_BHTK[0, 0])
+            return attention.attend(turned, turned, x_BHTK)
+
+        with (
+            mock.patch("tinylm.attention._check") as attended,
+            mock.patch("tinylm.model._check_rotary") as turned,
+        ):
+            torch.compile(layer, backend="eager", fullgraph=True)(x)
+            self.assertEqual((attended.call_count, turned.call_count), (0, 0))
+            layer(x)
+            self.assertEqual((attended.call_count, turned.call_count), (1, 1))
 
 
 class TestForms(Case):

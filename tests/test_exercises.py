@@ -7,12 +7,26 @@ import io
 import textwrap
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from tests.stage_support import STAGES
-from tinylm.walkthrough import workspace
+from tinylm.walkthrough import exercises, workspace
 from tinylm.walkthrough.exercises import equal, find, main, problem, shown
 
 EXERCISES = STAGES / "exercises"
+
+SYLLABLE = """
+def places(data):
+    a, b, c = data
+    index = ((a & 15) << 12) + ((b & MASK) << 6) + (c & MASK) - START
+    return FOUND
+"""
+
+
+def syllable(found: str, mask: str = "63", start: str = "0xAC00") -> str:
+    """Places in the tables by arithmetic of one's own."""
+    return SYLLABLE.replace("FOUND", found).replace("MASK", mask).replace("START", start)
+
 
 # For each exercise: a wrong answer, and what its hint has to say.
 WRONG: dict[int, list[tuple[str, str]]] = {
@@ -579,6 +593,14 @@ WRONG: dict[int, list[tuple[str, str]]] = {
         ("def emitted(draft, drawn):\n    return [*draft, drawn[-1]]", "a wrong guess is not emitted"),
         ("def emitted(draft, drawn):\n    return [drawn[0]]", "not yet right"),
     ],
+    21: [
+        (syllable("index // 588, index // 28 % 21, index % 28", start="0"), "begin at 0xAC00"),
+        (syllable("index // 588, index // 21 % 28, index % 21"), "not the other way round"),
+        (syllable("index // 588, index // 28, index % 28"), "take it modulo 21"),
+        (syllable("index // 567, index // 27 % 21, index % 27"), "one of which is none"),
+        (syllable("index // 588, index // 28 % 21, index % 28", mask="255"), "are no part of the number"),
+        (syllable("index % 28, index // 28 % 21, index // 588"), "the order is"),
+    ],
 }
 
 ATTENTION = """
@@ -665,6 +687,38 @@ class Answers(unittest.TestCase):
     def test_an_answer_that_ends_the_program_is_not_right(self) -> None:
         for line in ("import sys; sys.exit(0)", "def stream(*given):\n    raise SystemExit"):
             self.assertIn("ends the program", hint(4, line) or "")
+
+    def test_an_answer_that_does_not_end_is_stopped_where_it_stands_and_the_next_one_is_checked(self) -> None:
+        loops = "def stream(documents):\n    while documents:\n        pass"
+        # One call that never gives the interpreter back, and one that takes the alarm clock away too.
+        deaf = "import itertools\ndef stream(documents):\n    return sum(itertools.repeat(0))"
+        deafer = "import faulthandler\nfaulthandler.cancel_dump_traceback_later()\nwhile True:\n    pass"
+        gone = "import os\nos._exit(0)"
+        with workspace() as folder, mock.patch.object(exercises, "GRACE", 0.5):
+            paths = []
+            for number, source in enumerate((loops, deaf, deafer, gone)):
+                paths.append(folder / f"그 {number}" / find(EXERCISES)[4].name)
+                paths[-1].parent.mkdir()
+                paths[-1].write_text(source, encoding="utf-8")
+            paths += [find(EXERCISES / "solutions")[4], find(EXERCISES)[4]]
+            said = list(exercises.judge(paths, EXERCISES / "checks", seconds=0.5))
+        stopped = "does not end: stopped after 0.5 s"
+        self.assertIn(f"{stopped} (it stands at line 2: while documents:); look", said[0] or "")
+        self.assertIn(f"{stopped} (it stands at line 3: return sum(", said[1] or "")
+        self.assertIn(f"{stopped}; look for a loop", said[2] or "")
+        self.assertIn("ends the program", said[3] or "")
+        self.assertIsNone(said[4])
+        self.assertIn("not written yet", said[5] or "")
+
+    def test_a_check_that_fails_itself_is_not_the_reader_s_mistake(self) -> None:
+        with workspace() as folder:
+            for place in (folder, folder / "checks"):
+                place.mkdir(exist_ok=True)
+                (place / "exercise_04_stream.py").write_text("def check(answer):\n    1 / 0\n")
+            with self.assertRaisesRegex(
+                RuntimeError, "the check of exercise_04_stream.py failed:.*(?s:.)*division"
+            ):
+                list(exercises.judge([folder / "exercise_04_stream.py"], folder / "checks"))
 
     def test_typical_mistakes_are_named(self) -> None:
         self.assertEqual(WRONG.keys(), find(EXERCISES).keys())

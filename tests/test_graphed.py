@@ -59,7 +59,7 @@ class TestGraphedReader(unittest.TestCase):
                 reader.chunk(slot, 0, ids)
         for number in range(6):
             busy = [slot for slot in places if number % 3 == 0 or slot == sorted(places)[number % 2]]
-            tokens = {slot: (places[slot], int(draw.integers(0, 257))) for slot in busy}
+            tokens = {slot: (places[slot], [int(draw.integers(0, 257))]) for slot in busy}
             expected, found = plain.step(tokens), fixed.step(tokens)
             self.assertEqual(set(found), set(busy))
             for slot in busy:
@@ -79,7 +79,7 @@ class TestGraphedReader(unittest.TestCase):
         )
         for reader in (plain, fixed):
             reader.chunk(3, 0, list(range(60)))
-        for tokens in ({0: (0, 7)}, {0: (1, 8), 1: (0, 9)}, {3: (60, 10), 0: (2, 11)}):
+        for tokens in ({0: (0, [7])}, {0: (1, [8]), 1: (0, [9, 5])}, {3: (60, [10]), 0: (2, [11])}):
             expected, found = plain.step(tokens), fixed.step(tokens)
             for slot in tokens:
                 np.testing.assert_allclose(found[slot], expected[slot], rtol=1e-4, atol=1e-4)
@@ -91,7 +91,7 @@ class TestGraphedReader(unittest.TestCase):
         for reader in (plain, fixed):
             reader.chunk(1, 0, list(range(60)))
         for number in range(8):
-            tokens = {1: (60 + number, 65 + number), 2: (number, 97 + number)}
+            tokens = {1: (60 + number, [65 + number]), 2: (number, [97 + number])}
             expected, found = plain.step(tokens), fixed.step(tokens)
             for slot in tokens:
                 np.testing.assert_allclose(found[slot], expected[slot], rtol=1e-2, atol=1e-2)

@@ -37,6 +37,17 @@ class WhenAUnitIsComplete(unittest.TestCase):
 
 
 class ThreeStreams(unittest.TestCase):
+    def test_text_catches_up_and_the_ids_of_hold_do_not(self) -> None:
+        found = {name: [arrived for _, arrived in line] for name, line in STAGE.over_time("é한!").items()}
+        self.assertEqual(
+            found,
+            {
+                "ids, events": [0, 1, 2, 3, 4, 5, 6, 7],
+                "ids, hold": [0, 0, 1, 1, 1, 2, 3, 4],
+                "bytes of text": [0, 0, 2, 2, 2, 5, 6, 6],
+            },
+        )
+
     def test_the_newest_id_alone_loses_what_waited(self) -> None:
         self.assertEqual(STAGE.arrived(STAGE.hold(EMOJI, (), 99)), ([138, 154, 138, 256], "😊📚😊"))
         self.assertEqual(len(STAGE.arrived(STAGE.hold(KOREAN, (), 99))[0]), 7)

@@ -50,9 +50,42 @@ Seen: TypeAlias = "Tensor | Blocks | BlockMask | None"
 def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen: Seen = None) -> Tensor:
     """Scaled dot-product attention [B, H, T, K] in which query t sees the keys up to its own position.
 
-    The T queries are the last of the S positions that the keys stand for. With `seen`, from
-    `seen_within`, T is S and a query sees only its own piece.
+    The T queries are the last of the S positions that the keys stand for; the heads of keys and values
+    divide those of queries. With `seen`, from `seen_within`, T is S and a query sees only its own piece.
+    Raises ShapeError.
     """
+    if not torch.compiler.is_compiling():
+        _check(q_BHTK, k_BHSK, v_BHSK, seen)
+    return _attend(q_BHTK, k_BHSK, v_BHSK, seen)
+
+
+def _check(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen: Seen) -> None:
+    """The contract of `attend`. Each layer of each step passes here, so what is right is seen at a glance."""
+    if q_BHTK.ndim == k_BHSK.ndim == 4 and k_BHSK.shape == v_BHSK.shape:
+        (B, H, T, K), (rows, heads, S, size) = q_BHTK.shape, k_BHSK.shape
+        alike = rows == B and size == K and T <= S and not H % heads
+        floats = q_BHTK.is_floating_point() and k_BHSK.is_floating_point() and v_BHSK.is_floating_point()
+        if seen is None and alike and floats:
+            return
+    sizes = check_shape(q_BHTK, "B H T K", name="q_BHTK", kind="float")
+    B, H, T, K = sizes.values()
+    sizes = check_shape(k_BHSK, "B G S K", name="k_BHSK", kind="float", B=B, K=K)
+    check_shape(v_BHSK, "B G S K", name="v_BHSK", kind="float", **sizes)
+    heads, S = sizes["G"], sizes["S"]
+    if H % heads:
+        raise ShapeError(
+            f"k_BHSK: axis 1 is {heads}, expected a number of heads that divides the {H} of q_BHTK"
+        )
+    if T > S:
+        raise ShapeError(f"k_BHSK: axis 2 (S) is {S}, expected at least the {T} positions of q_BHTK")
+    if isinstance(seen, Tensor):  # bool, or numbers that are added to the scores
+        kind = "bool" if seen.dtype == torch.bool else "float"
+        check_shape(seen, "B 1 T S", name="seen", kind=kind, B=B, T=T, S=S)
+    elif isinstance(seen, Blocks):
+        check_shape(seen.places, "N", name="seen.places", kind="integer", N=B * T)
+
+
+def _attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen: Seen) -> Tensor:
     T, S = q_BHTK.shape[2], k_BHSK.shape[2]
     grouped = q_BHTK.shape[1] != k_BHSK.shape[1]
     if isinstance(seen, Blocks):
@@ -99,6 +132,8 @@ def check_segments(segments_BT: Tensor) -> None:
 
 def dense_mask(segments_BT: Tensor) -> Tensor:
     """bool [B, 1, T, T]: whether query t sees key s. Padded positions see each other: none sees nothing."""
+    if not torch.compiler.is_compiling():
+        check_shape(segments_BT, "B T", name="segments", kind="integer")
     T = segments_BT.shape[1]
     causal_TT = torch.ones(T, T, dtype=torch.bool, device=segments_BT.device).tril()
     same_BTT: Tensor = segments_BT[:, :, None] == segments_BT[:, None, :]
@@ -107,7 +142,7 @@ def dense_mask(segments_BT: Tensor) -> Tensor:
 
 def blocks(segments_BT: Tensor) -> Blocks:
     """The blocks of packed rows on the CPU; a row's padding is one more piece."""
-    B, T = segments_BT.shape
+    B, T = check_shape(segments_BT, "B T", name="segments", kind="integer").values()
     segments = segments_BT.numpy()
     begins = np.ones((B, T), dtype=bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -133,7 +168,7 @@ def flex_mask(segments_BT: Tensor) -> BlockMask:
     """The BlockMask of packed rows for FlexAttention (Dong et al., 2024), which skips what nobody sees."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    B, T = segments_BT.shape
+    B, T = check_shape(segments_BT, "B T", name="segments", kind="integer").values()
 
     def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q >= k) & (segments_BT[b, q] == segments_BT[b, k])
@@ -154,7 +189,7 @@ def _attend_in_blocks(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, blocks: Bl
         blocks.shapes, *map(regrouped, (q_BHTK, k_BHTK, v_BHTK)), strict=True
     ):
         q, k, v = (part.view(pieces, length, -1, K).transpose(1, 2) for part in parts)
-        found.append(attend(q, k, v).transpose(1, 2).reshape(pieces * length, H * K))
+        found.append(_attend(q, k, v, None).transpose(1, 2).reshape(pieces * length, H * K))
     return torch.cat(found).index_select(0, blocks.places).view(B, T, H, K).transpose(1, 2)
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from tinylm.config import ModelConfig
 from tinylm.contract import DOC_BOUNDARY
+from tinylm.errors import ShapeError
+from tinylm.shapes import check_shape
 
 
 class Cache:
@@ -35,7 +37,12 @@ class Cache:
         self.position = 0
 
     def append(self, layer: int, keys_BHTK: Tensor, values_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of one layer behind those before; gives all of them [B, H, S, K]."""
+        """Store the keys and values of one layer behind those before; gives all of them [B, H, S, K].
+
+        Raises ShapeError unless they are [B, H, T, K] of this cache and fit behind its position.
+        """
+        if not torch.compiler.is_compiling():
+            _check(keys_BHTK, values_BHTK, self.keys_LBHTK[layer], self.capacity - self.position)
         end = self.position + keys_BHTK.shape[2]
         self.keys_LBHTK[layer, :, :, self.position : end] = keys_BHTK
         self.values_LBHTK[layer, :, :, self.position : end] = values_BHTK
@@ -121,8 +128,14 @@ class SlotRows:
         return positions_BT, seen_BTS.masked_fill_(hidden_BTS, -torch.inf)[:, None]
 
     def append(self, layer: int, keys_BHTK: Tensor, values_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of one layer; gives those of all positions [B, H, S, K]."""
+        """Store the keys and values of one layer; gives those of all positions [B, H, S, K].
+
+        Raises ShapeError unless they are [B, H, T, K] of these slots, with the T that `begin` was given.
+        """
         rows, positions = self._places
+        if not torch.compiler.is_compiling():
+            buffer_BHSK, T = self._slots.keys_LBHSK[layer, self._rows], positions.shape[1]
+            _check(keys_BHTK, values_BHTK, buffer_BHSK, T, T)
         found = []
         for buffer_LBHSK, new_BHTK in (
             (self._slots.keys_LBHSK, keys_BHTK),
@@ -132,3 +145,16 @@ class SlotRows:
             buffer_BHSK[rows, :, positions] = new_BHTK.transpose(1, 2).to(buffer_BHSK.dtype)
             found.append(buffer_BHSK[:, :, : self._length])
         return found[0], found[1]
+
+
+def _check(keys_BHTK: Tensor, values_BHTK: Tensor, buffer_BHSK: Tensor, most: int, least: int = 0) -> None:
+    """What may be stored: like the buffer but for the positions, of which there are `least` to `most`."""
+    (B, H, _, K), found = buffer_BHSK.shape, keys_BHTK.shape
+    if found == values_BHTK.shape and len(found) == 4 and least <= found[2] <= most:
+        floats = keys_BHTK.is_floating_point() and values_BHTK.is_floating_point()
+        if (found[0], found[1], found[3]) == (B, H, K) and floats:
+            return
+    sizes = check_shape(keys_BHTK, "B H T K", name="keys_BHTK", kind="float", B=B, H=H, K=K)
+    check_shape(values_BHTK, "B H T K", name="values_BHTK", kind="float", **sizes)
+    expected = f"the {most} of this step" if least else f"at most {most}, which still fit the window"
+    raise ShapeError(f"keys_BHTK: axis 2 (T) is {sizes['T']}, expected {expected}")

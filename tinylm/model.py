@@ -292,10 +292,30 @@ def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """Turn each pair (k, k + K/2) of a head by its position's angle."""
+    """Turn each pair (k, k + K/2) of a head by its position's angle.
+
+    The tables are [T, K], or [B, 1, T, K] for rows that stand at positions of their own. Raises ShapeError.
+    """
+    if not torch.compiler.is_compiling():
+        _check_rotary(x_BHTK, cos_TK, sin_TK)
     first, second = x_BHTK.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return x_BHTK * cos_TK.to(x_BHTK.dtype) + turned * sin_TK.to(x_BHTK.dtype)
+
+
+def _check_rotary(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> None:
+    """The contract of `rotate`. Each layer of each step passes here: what is right is seen at a glance."""
+    shape, table = x_BHTK.shape, cos_TK.shape
+    floats = x_BHTK.is_floating_point() and cos_TK.is_floating_point() and sin_TK.is_floating_point()
+    tables = [shape[2:], (shape[0], 1, *shape[2:])]
+    if len(shape) == 4 and table in tables and table == sin_TK.shape and floats and not shape[3] % 2:
+        return
+    B, _, T, K = check_shape(x_BHTK, "B H T K", name="x_BHTK", kind="float").values()
+    if K % 2:
+        raise ShapeError(f"x_BHTK: axis 3 (K) is {K}, expected an even number, as it is turned in pairs")
+    pattern = "B 1 T K" if cos_TK.ndim == 4 else "T K"
+    for name, found in (("cos_TK", cos_TK), ("sin_TK", sin_TK)):
+        check_shape(found, pattern, name=name, kind="float", B=B, T=T, K=K)
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from tinylm.config import TrainConfig
 from tinylm.distributed.ranks import ALONE, Ranks
 from tinylm.distributed.sharding import is_cut, local, owners, put, with_whole_matrices
-from tinylm.errors import CheckpointError
-from tinylm.shapes import state_problems
+from tinylm.errors import CheckpointError, ShapeError
+from tinylm.shapes import check_shape, state_problems
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration: singular values go to about 1 in five steps."""
@@ -168,7 +168,15 @@ def orthogonal(updates: list[Tensor]) -> list[Tensor]:
 
 
 def orthogonalize(matrices_NMK: Tensor) -> Tensor:
-    """The nearest orthogonal matrices, roughly: singular values end between 0.7 and 1.2. [N, M, K], M <= K"""
+    """The nearest orthogonal matrices [N, M, K], roughly: singular values end between 0.7 and 1.2.
+
+    M is at most K: other matrices are turned first, as `orthogonal` does. Raises ShapeError.
+    """
+    _, M, K = check_shape(matrices_NMK, "N M K", name="matrices_NMK", kind="float").values()
+    if M > K:
+        raise ShapeError(
+            f"matrices_NMK: axis 1 (M) is {M}, expected at most the {K} of axis 2; turn them first"
+        )
     a, b, c = NEWTON_SCHULZ
     norms: Tensor = matrices_NMK.norm(dim=(1, 2), keepdim=True)
     x = matrices_NMK / (norms + 1e-7)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from tinylm.errors import ShapeError
@@ -39,38 +39,40 @@ def check_shape(
     shape = getattr(value, "shape", None)
     if shape is None:
         raise ShapeError(f"{name}: expected an array [{', '.join(letters)}], found {type(value).__name__}")
-    found = tuple(map(int, shape))
-    if len(found) != len(letters):
+    if len(shape) != len(letters):
         raise ShapeError(
             f"{name}: expected {len(letters)} axes {_told(letters, sizes)}, "
-            f"found {len(found)} axes {list(found)}"
+            f"found {len(shape)} axes {list(shape)}"
         )
     bound = dict(sizes)
-    for axis, (letter, size) in enumerate(zip(letters, found, strict=True)):
+    for axis, (letter, size) in enumerate(zip(letters, shape, strict=True)):
         want = int(letter) if letter.isdigit() else bound.setdefault(letter, size)
         if want != size:
             raise ShapeError(
                 f"{name}: axis {axis} ({letter}) is {size}, expected {want}; "
-                f"shape {list(found)}, expected {_told(letters, sizes)}"
+                f"shape {list(shape)}, expected {_told(letters, sizes)}"
             )
-    if kind is not None:
-        dtype = _name(value.dtype)
-        if dtype not in KINDS[kind]:
-            raise ShapeError(f"{name}: expected {kind} values, found dtype {dtype}")
+    if kind is not None and _kind(value.dtype) != kind:
+        raise ShapeError(f"{name}: expected {kind} values, found dtype {_plain(value.dtype)}")
     return bound
 
 
-@functools.cache
-def _letters(pattern: str) -> list[str]:
-    return pattern.split()
+@lru_cache
+def _letters(pattern: str) -> tuple[str, ...]:
+    return tuple(pattern.split())
 
 
-@functools.lru_cache
-def _name(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")  # which takes NumPy microseconds
+@lru_cache
+def _kind(dtype: object) -> str | None:
+    """The kind that a dtype of either library belongs to."""
+    return next((kind for kind, names in KINDS.items() if _plain(dtype) in names), None)
 
 
-def _told(letters: list[str], sizes: Mapping[str, int]) -> str:
+def _plain(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _told(letters: Sequence[str], sizes: Mapping[str, int]) -> str:
     return f"[{', '.join(f'{x}={sizes[x]}' if x in sizes else x for x in letters)}]"
 
 

@@ -25,6 +25,7 @@ from tinylm.errors import RankError, TrainingError
 from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer, clip_gradients
 from tinylm.reports import Report
+from tinylm.shapes import check_shape
 
 LossFunction = Callable[..., Tensor]
 """`mean_loss`, or its compiled form."""
@@ -154,7 +155,14 @@ def mean_loss(
     seen: Seen = None,
     ngrams_BTN: Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy in nats, summed over the scored targets and divided by `total`, the step's targets."""
+    """Cross-entropy in nats, summed over the scored targets and divided by `total`, the step's targets.
+
+    `targets_BT` (int64): an id, or IGNORED where nothing is scored. `total`: one number. Raises ShapeError.
+    """
+    if not torch.compiler.is_compiling():
+        sizes = check_shape(inputs_BT, "B T", name="inputs_BT", kind="integer")
+        check_shape(targets_BT, "B T", name="targets_BT", kind="integer", **sizes)
+        check_shape(total, "", name="total")
     logits_BTV = model(inputs_BT, None, dropout, seen, ngrams_BTN)
     logits = logits_BTV.reshape(-1, VOCABULARY_SIZE)
     logits = logits.float() if logits.dtype != torch.float64 else logits

@@ -8,14 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tinylm.batches.rows import Integers
+from tinylm.shapes import check_shape
 
 
 def permute(indices: Integers, size: int, key: bytes) -> Integers:
     """Where each index goes under a keyed permutation of range(size); equal on every machine.
 
     A balanced Feistel network over the next power of four, walked until the result is below `size`
-    (format-preserving encryption as in Black and Rogaway, 2002: cycle walking).
+    (format-preserving encryption as in Black and Rogaway, 2002: cycle walking). Raises ShapeError unless
+    `indices` is one axis of integers.
     """
+    check_shape(indices, "N", name="indices", kind="integer")
     half = max(1, -(-max(1, (size - 1).bit_length()) // 2))
     mask = np.uint64((1 << half) - 1)
     shift = np.uint64(half)

@@ -7,6 +7,7 @@ from bisect import bisect_right
 import numpy as np
 
 from tinylm.batches.rows import Integers
+from tinylm.shapes import check_shape
 
 Contents = list[tuple[int, int]]
 """What a row holds: (length, how many pieces of it), longest first."""
@@ -20,7 +21,10 @@ def pack(lengths: Integers, window: int, shuffled: Integers) -> tuple[Integers, 
 
     First-fit decreasing (Johnson, 1973) fills row after row with the longest piece that still fits. Rows
     filled alike are counted instead of filled, so that the loop runs over kinds of rows, not over pieces.
+    Raises ShapeError unless `lengths` and `shuffled` are integers, one of each for a piece.
     """
+    sizes_P = check_shape(lengths, "P", name="lengths", kind="integer")
+    check_shape(shuffled, "P", name="shuffled", kind="integer", **sizes_P)
     sizes, counts = np.unique(lengths, return_counts=True)
     kinds = kinds_of_rows(dict(zip(sizes.tolist(), counts.tolist(), strict=True)), window)
     widths, holds = [], []

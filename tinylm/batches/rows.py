@@ -45,7 +45,8 @@ def gather(
     The input of a padded position is a placeholder that no scored position can see.
     """
     check_shape(stream, "N", name="stream", kind="integer")
-    check_shape(lengths, "B", name="lengths", kind="integer", **check_shape(starts, "B", name="starts"))
+    sizes = check_shape(starts, "B", name="starts", kind="integer")
+    check_shape(lengths, "B", name="lengths", kind="integer", **sizes)
     positions = np.arange(padded + 1)
     reach = np.minimum(starts[:, None] + positions, (starts + lengths)[:, None])
     tokens = stream[reach].astype(np.int64)
@@ -62,7 +63,9 @@ def gather_packed(
     segment of a position is the number of its piece in the row, PADDED where there is none.
     """
     check_shape(stream, "N", name="stream", kind="integer")
-    check_shape(lengths, "P", name="lengths", kind="integer", **check_shape(starts, "P", name="starts"))
+    sizes = check_shape(starts, "P", name="starts", kind="integer")
+    check_shape(lengths, "P", name="lengths", kind="integer", **sizes)
+    check_shape(holds, "B", name="holds", kind="integer")
     first = np.cumsum(holds) - holds
     row = np.repeat(np.arange(len(holds)), holds)
     before = np.cumsum(lengths) - lengths

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinylm.corpus import Split
+from tinylm.shapes import check_shape
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
@@ -63,8 +64,11 @@ class Clusters:
 def ratio_error(bits_C: Float64Array, bytes_C: Int64Array) -> float | None:
     """Standard error of sum(bits) / sum(bytes) over clusters C; None where there are fewer than two.
 
-    The ratio estimator (Cochran, 1977): sqrt(sum (L_i - r b_i)^2) / sum b_i.
+    The ratio estimator (Cochran, 1977): sqrt(sum (L_i - r b_i)^2) / sum b_i. Raises ShapeError unless
+    there are as many bits as bytes.
     """
+    clusters = check_shape(bytes_C, "C", name="bytes_C", kind="integer")
+    check_shape(bits_C, "C", name="bits_C", kind="float", **clusters)
     total = int(bytes_C.sum())
     if len(bits_C) < 2 or not total:
         return None
@@ -97,7 +101,13 @@ class Difference:
 def paired_difference(
     bits_C: Float64Array, against_C: Float64Array, bytes_C: Int64Array, kind: str
 ) -> Difference:
-    """The difference of two models from their bits of the same targets, cluster by cluster."""
+    """The difference of two models from their bits of the same targets, cluster by cluster.
+
+    Raises ShapeError unless all three have a number for each cluster.
+    """
+    clusters = check_shape(bytes_C, "C", name="bytes_C", kind="integer")
+    for name, found_C in (("bits_C", bits_C), ("against_C", against_C)):
+        check_shape(found_C, "C", name=name, kind="float", **clusters)
     paired_C = bits_C - against_C
     difference = float(paired_C.sum()) / int(bytes_C.sum())
     error, count = ratio_error(paired_C, bytes_C), len(bytes_C)

@@ -55,6 +55,7 @@ class GraphedReader:
     def __init__(
         self, model: Transformer, slots: int, *, backend: str = "inductor", record: Record | None = None
     ) -> None:
+        self.exact_drafts, self.how = False, "compiled steps in a CUDA graph"
         room = 1 << (slots - 1).bit_length()  # idle slots up to a power of two
         self._model, self._slots = model, model.new_slots(room)
         self._record = record or (cuda_graph if model.device.type == "cuda" else unrecorded)
@@ -66,16 +67,31 @@ class GraphedReader:
 
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
+        return self._read(slot, position, ids)[-1]
+
+    def step(self, tokens: Mapping[int, tuple[int, Sequence[int]]]) -> dict[int, Floats]:
+        """Read on in several slots, each given as (first position, ids).
+
+        Gives for each slot the logits (float64 [n, 257], on the host) after each of its n ids. Slots that
+        read one id go through the recorded step, those that read several one by one.
+        """
+        single = {slot: (first, ids[0]) for slot, (first, ids) in tokens.items() if len(ids) == 1}
+        found = self._step(single) if single else {}
+        for slot, (first, ids) in tokens.items():
+            if slot not in single:
+                found[slot] = self._read(slot, first, ids)
+        return found
+
+    def _read(self, slot: int, first: int, ids: Sequence[int]) -> Floats:
+        """Read on in one slot, as any reader does; the logits [n, 257] after each of the n ids."""
         ids_BT = torch.tensor([ids], dtype=torch.int64, device=self._model.device)
         with torch.inference_mode():
-            logits_BTV = self._model(ids_BT, cache=self._slots.at(slot, [position]))
-        last_V: Floats = logits_BTV[0, -1].cpu().to(torch.float64).numpy()
-        return last_V
+            logits_BTV = self._model(ids_BT, cache=self._slots.at(slot, [first]))
+        logits_TV: Floats = logits_BTV[0].cpu().to(torch.float64).numpy()
+        return logits_TV
 
-    def step(self, tokens: Mapping[int, tuple[int, int]]) -> dict[int, Floats]:
-        """Read one token in each of several slots, given as (position, id); the logits of each slot."""
-        if not tokens:
-            return {}
+    def _step(self, tokens: Mapping[int, tuple[int, int]]) -> dict[int, Floats]:
+        """The recorded step: one id in each of several slots, given as (position, id)."""
         size = 1 << max(tokens).bit_length()
         places = [tokens.get(slot, (self._idle, 0)) for slot in range(size)]
         # Not torch.inference_mode: what is made inside it could not be changed in place outside.
@@ -88,15 +104,15 @@ class GraphedReader:
             self._positions_B[:size].copy_(torch.tensor([place for place, _ in places]))
             self._ids_B1[:size, 0].copy_(torch.tensor([token for _, token in places]))
             logits_BV: Floats = self._steps[size]().cpu().to(torch.float64).numpy()
-        return {slot: logits_BV[slot] for slot in tokens}
+        return {slot: logits_BV[slot : slot + 1] for slot in tokens}
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give a slot the first `length` keys and values of another."""
         self._slots.copy(source, target, length)
 
-    def clear(self, slot: int) -> None:
-        """Forget what may not be finite."""
-        self._slots.clear(slot)
+    def clear(self, slot: int, first: int = 0) -> None:
+        """Forget what may not be finite, from a position on."""
+        self._slots.clear(slot, first)
 
     def _made(self, size: int) -> Callable[[], Tensor]:
         """The step of the first `size` slots, on the buffers of this reader."""

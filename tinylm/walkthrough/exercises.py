@@ -7,18 +7,35 @@ Three files of one name belong together: `exercises/exercise_NN_name.py` is the 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import importlib.util
+import json
+import linecache
 import math
+import multiprocessing
+import re
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
-from tinylm.walkthrough import utf8_output
+from tinylm.walkthrough import utf8_output, workspace
 
 SHOWN = 160
 """Characters of a value that a hint shows."""
+
+TIME_LIMIT = 20.0
+"""Seconds that the check of one answer may take."""
+
+GRACE = 5.0
+"""Seconds after which a process that should have ended by itself is killed."""
+
+
+ENDS = "ends the program; a function gives a value or raises an error"
 
 
 class Hint(Exception):
@@ -106,7 +123,7 @@ def problem(answer: Path, checks: Path) -> str | None:
         place = answer.relative_to(here) if answer.is_relative_to(here) else answer
         return f"not written yet: the docstring in {place} says what to write"
     except SystemExit:
-        return "ends the program; a function gives a value or raises an error"
+        return ENDS
     except Exception as error:
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(answer)]
         if not own and not isinstance(error, AttributeError | SyntaxError):
@@ -114,6 +131,77 @@ def problem(answer: Path, checks: Path) -> str | None:
         where = f" (line {own[-1].lineno}: {own[-1].line})" if own else ""
         return f"raises {type(error).__name__}: {error}{where}"
     return None
+
+
+def judge(answers: Sequence[Path], checks: Path, seconds: float = TIME_LIMIT) -> Iterator[str | None]:
+    """`problem` of each answer, in a process that is ended where an answer takes longer than `seconds`.
+
+    One process checks them all; after one that had to be ended, or that ended itself, a new one goes on.
+    """
+    waiting = list(answers)
+    while waiting:
+        with workspace() as folder, _worker(folder / "trace", checks, seconds) as asked:
+            ended = False
+            while waiting and not ended:
+                answer = waiting.pop(0)
+                asked.send_bytes(str(answer).encode("utf-8", "surrogatepass"))
+                late = not asked.poll(seconds + GRACE)
+                try:
+                    said, bug = (None, "") if late else json.loads(asked.recv_bytes())
+                except EOFError:
+                    said, bug, ended = None, "", True
+                if bug:
+                    raise RuntimeError(f"the check of {answer.name} failed:\n{bug}")
+                ended = ended or late
+                yield _unfinished(answer, folder / "trace", late, seconds) if ended else said
+
+
+@contextlib.contextmanager
+def _worker(trace: Path, checks: Path, seconds: float) -> Iterator[Connection]:
+    """The line to a process that checks answers; afterwards it has ended, whatever it was doing."""
+    context = multiprocessing.get_context("spawn")  # the same on every system
+    here, there = context.Pipe()
+    child = context.Process(target=_work, args=(there, trace, checks, seconds), daemon=True)
+    child.start()
+    there.close()
+    try:
+        with contextlib.suppress(EOFError):
+            here.recv_bytes()  # it has started, which may take long and is not the reader's fault
+        yield here
+    finally:
+        child.kill()
+        child.join()
+        here.close()
+
+
+def _work(asked: Connection, trace: Path, checks: Path, seconds: float) -> None:
+    """Check answers until nobody asks any more; too late, write where Python stands to `trace`, and end."""
+    utf8_output()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    with trace.open("w", encoding="utf-8") as file, contextlib.suppress(EOFError):
+        asked.send_bytes(b"ready")
+        while True:
+            answer = Path(asked.recv_bytes().decode("utf-8", "surrogatepass"))
+            # A thread of its own that needs nothing from Python: it also ends a loop inside one call.
+            faulthandler.dump_traceback_later(seconds, file=file, exit=True)
+            try:
+                said, bug = problem(answer, checks), ""
+            except Exception:  # not the reader's: it is raised again where it can be seen
+                said, bug = None, traceback.format_exc()
+            faulthandler.cancel_dump_traceback_later()
+            asked.send_bytes(json.dumps([said, bug]).encode("ascii"))
+
+
+def _unfinished(answer: Path, trace: Path, late: bool, seconds: float) -> str:
+    """What to say of an answer whose process has ended, or had to be, before there was a verdict."""
+    told = trace.read_text("utf-8", "replace")
+    if not late and not told:
+        return ENDS
+    # The file as Python writes it there: its folder may be escaped, and a check has the same name.
+    own = re.findall(rf'(?<!checks[/\\]){re.escape(answer.name)}", line (\d+)', told)
+    line = linecache.getline(str(answer), int(own[0])).strip() if own else ""
+    where = f" (it stands at line {own[0]}: {line})" if own else ""
+    return f"does not end: stopped after {seconds:g} s{where}; look for a loop whose condition stays true"
 
 
 def main(folder: Path, arguments: Sequence[str] | None = None) -> int:
@@ -130,9 +218,9 @@ def main(folder: Path, arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no exercise {', '.join(f'{number:02d}' for number in absent)}; there are {known}")
     right = 0
     chosen = options.numbers or list(every)
-    for number in chosen:
-        path = folder / "solutions" / every[number].name if options.solutions else every[number]
-        wrong = problem(path, folder / "checks")
+    place = folder / "solutions" if options.solutions else folder
+    paths = [place / every[number].name for number in chosen]
+    for path, wrong in zip(paths, judge(paths, folder / "checks"), strict=True):
         right += wrong is None
         print(f"{path.stem.removeprefix('exercise_'):<24}{wrong or 'right'}")
     print(f"{right} of {len(chosen)} right", file=sys.stdout)

@@ -45,6 +45,10 @@ def lines(
         axes.plot(*zip(*points, strict=True), "o-" if marks else "-", color=color, label=name, markersize=4)
     for style, (name, level) in zip(("--", ":", "-."), (levels or {}).items(), strict=False):
         axes.axhline(level, color=INK, linewidth=1, linestyle=style, label=name)
+    every = [point for points in series.values() for point in points]
+    for axis, values in zip("xy", zip(*every, strict=True), strict=True):
+        if axis not in log and all(float(value).is_integer() for value in values):  # no 2.5 tokens
+            getattr(axes, f"{axis}axis").get_major_locator().set_params(integer=True)
     for axis in log:
         getattr(axes, f"set_{axis}scale")("log")
         getattr(axes, f"{axis}axis").set_major_formatter("{x:,g}")
