@@ -67,7 +67,8 @@ class GraphedReader:
 
     def chunk(self, slot: int, position: int, ids: Sequence[int]) -> Floats:
         """Read tokens into one slot; the logits (float64 [257], on the host) after the last of them."""
-        return self._read(slot, position, ids)[-1]
+        last_V: Floats = self._read(slot, position, ids)[-1]
+        return last_V
 
     def step(self, tokens: Mapping[int, tuple[int, Sequence[int]]]) -> dict[int, Floats]:
         """Read on in several slots, each given as (first position, ids).
