@@ -42,6 +42,7 @@ SHAPES = {
         layers=1, width=32, mlp_width=32, heads=1, kv_heads=1, head_size=96, window=2
     ),
     "nano": PRESETS["nano"],
+    "n-grams of up to 4": replace(SMALL, ngrams=4, ngram_rows=64),
 }
 
 
@@ -187,14 +188,15 @@ class EqualBits(unittest.TestCase):
                 self.check(NativeStep(model_of(SMALL), 1).read({0: (0, ids)})[0], expected)
 
     def test_copies_of_any_length(self) -> None:
-        step, ids = NativeStep(model_of(SMALL), 3), some_ids(48)
-        whole = step.read({0: (0, ids)})[0]
-        step.read({2: (0, some_ids(48, 5))})
-        for length in (1, 15, 16, 17, 40, 47):
-            step.copy(0, 2, length)
-            self.check(step.read({2: (length, ids[length:])})[2], whole[length:])
-            step.clear(2, length)
-            self.check(step.read({2: (length, ids[length:])})[2], whole[length:])
+        for config in (SMALL, SHAPES["n-grams of up to 4"]):
+            step, ids = NativeStep(model_of(config), 3), some_ids(48)
+            whole = step.read({0: (0, ids)})[0]
+            step.read({2: (0, some_ids(48, 5))})
+            for length in (1, 15, 16, 17, 40, 47):
+                step.copy(0, 2, length)
+                self.check(step.read({2: (length, ids[length:])})[2], whole[length:])
+                step.clear(2, length)
+                self.check(step.read({2: (length, ids[length:])})[2], whole[length:])
 
     def test_the_reader_reads_a_prompt_by_chunks_or_by_drafts(self) -> None:
         model, ids = model_of(SMALL), some_ids(40)

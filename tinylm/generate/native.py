@@ -31,7 +31,7 @@ WORK_OF_A_THREAD = 2_000_000
 """Multiply-adds that make up for waking one more thread."""
 KNOWN = (
     *("layers", "width", "mlp_width", "heads", "kv_heads", "head_size", "window", "policy"),
-    *("rope_theta", "norm_eps", "tied"),
+    *("rope_theta", "norm_eps", "tied", "ngrams", "ngram_rows"),
 )
 """Options of a model that the step follows, or that are no concern of it."""
 ROW = np.dtype([("slot", np.int32), ("position", np.int32), ("logits", np.int32)])
