@@ -6,7 +6,7 @@
 
 CORPUS is a corpus or any source of texts; prompts are cut from its held-out documents. Plain decoding and
 each setting take turns, one stream at a time, all with the same prompts and seeds; the ids must be equal.
-Each setting has one engine for all rounds, as a server has, and what that has seen in the warm-up round counts:
+Each setting has one engine for all rounds, as a server has, and what that saw in the warm-up round counts:
 `cold` is the warm-up round, in which the engine had seen nothing.
 """
 
