@@ -65,7 +65,7 @@ def _check(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen: Seen) -> None:
         (B, H, T, K), (rows, heads, S, size) = q_BHTK.shape, k_BHSK.shape
         alike = rows == B and size == K and T <= S and not H % heads
         floats = q_BHTK.is_floating_point() and k_BHSK.is_floating_point() and v_BHSK.is_floating_point()
-        if seen is None and alike and floats:
+        if alike and floats and (seen is None or _is_mask(seen, (B, 1, T, S))):
             return
     sizes = check_shape(q_BHTK, "B H T K", name="q_BHTK", kind="float")
     B, H, T, K = sizes.values()
@@ -83,6 +83,14 @@ def _check(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen: Seen) -> None:
         check_shape(seen, "B 1 T S", name="seen", kind=kind, B=B, T=T, S=S)
     elif isinstance(seen, Blocks):
         check_shape(seen.places, "N", name="seen.places", kind="integer", N=B * T)
+
+
+def _is_mask(seen: Seen, shape: tuple[int, ...]) -> bool:
+    return (
+        isinstance(seen, Tensor)
+        and seen.shape == shape
+        and (seen.dtype == torch.bool or seen.is_floating_point())
+    )
 
 
 def _attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen: Seen) -> Tensor:

@@ -42,7 +42,8 @@ class Cache:
         Raises ShapeError unless they are [B, H, T, K] of this cache and fit behind its position.
         """
         if not torch.compiler.is_compiling():
-            _check(keys_BHTK, values_BHTK, self.keys_LBHTK[layer], self.capacity - self.position)
+            _, B, H, _, K = self.keys_LBHTK.shape
+            _check(keys_BHTK, values_BHTK, (B, H, K), self.capacity - self.position)
         end = self.position + keys_BHTK.shape[2]
         self.keys_LBHTK[layer, :, :, self.position : end] = keys_BHTK
         self.values_LBHTK[layer, :, :, self.position : end] = values_BHTK
@@ -134,8 +135,8 @@ class SlotRows:
         """
         rows, positions = self._places
         if not torch.compiler.is_compiling():
-            buffer_BHSK, T = self._slots.keys_LBHSK[layer, self._rows], positions.shape[1]
-            _check(keys_BHTK, values_BHTK, buffer_BHSK, T, T)
+            (B, T), (_, _, H, _, K) = positions.shape, self._slots.keys_LBHSK.shape
+            _check(keys_BHTK, values_BHTK, (B, H, K), T, T)
         found = []
         for buffer_LBHSK, new_BHTK in (
             (self._slots.keys_LBHSK, keys_BHTK),
@@ -147,12 +148,14 @@ class SlotRows:
         return found[0], found[1]
 
 
-def _check(keys_BHTK: Tensor, values_BHTK: Tensor, buffer_BHSK: Tensor, most: int, least: int = 0) -> None:
-    """What may be stored: like the buffer but for the positions, of which there are `least` to `most`."""
-    (B, H, _, K), found = buffer_BHSK.shape, keys_BHTK.shape
-    if found == values_BHTK.shape and len(found) == 4 and least <= found[2] <= most:
+def _check(
+    keys_BHTK: Tensor, values_BHTK: Tensor, sizes_BHK: tuple[int, int, int], most: int, least: int = 0
+) -> None:
+    """What may be stored: floats [B, H, T, K] of these sizes, for `least` to `most` positions."""
+    (B, H, K), found = sizes_BHK, keys_BHTK.shape
+    if len(found) == 4 and found == values_BHTK.shape and least <= found[2] <= most:
         floats = keys_BHTK.is_floating_point() and values_BHTK.is_floating_point()
-        if (found[0], found[1], found[3]) == (B, H, K) and floats:
+        if floats and found[0] == B and found[1] == H and found[3] == K:
             return
     sizes = check_shape(keys_BHTK, "B H T K", name="keys_BHTK", kind="float", B=B, H=H, K=K)
     check_shape(values_BHTK, "B H T K", name="values_BHTK", kind="float", **sizes)

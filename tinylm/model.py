@@ -307,9 +307,10 @@ def _check_rotary(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> None:
     """The contract of `rotate`. Each layer of each step passes here: what is right is seen at a glance."""
     shape, table = x_BHTK.shape, cos_TK.shape
     floats = x_BHTK.is_floating_point() and cos_TK.is_floating_point() and sin_TK.is_floating_point()
-    tables = [shape[2:], (shape[0], 1, *shape[2:])]
-    if len(shape) == 4 and table in tables and table == sin_TK.shape and floats and not shape[3] % 2:
-        return
+    if len(shape) == 4 and table == sin_TK.shape and floats and not shape[3] % 2:
+        rows, T, K = shape[0], shape[2], shape[3]
+        if table == (T, K) or table == (rows, 1, T, K):
+            return
     B, _, T, K = check_shape(x_BHTK, "B H T K", name="x_BHTK", kind="float").values()
     if K % 2:
         raise ShapeError(f"x_BHTK: axis 3 (K) is {K}, expected an even number, as it is turned in pairs")
