@@ -235,7 +235,7 @@ class WhichModels(unittest.TestCase):
             self.assertIn(told, reader.how)
             self.assertTrue(reader.how.startswith("PyTorch ("), reader.how)
             self.assertFalse(reader.exact_drafts)
-        with mock.patch.object(native, "KNOWN", native.KNOWN[:-1]):
+        with mock.patch.object(native, "KNOWN", tuple(name for name in native.KNOWN if name != "tied")):
             self.assertIn("option tied", Reader(model_of(replace(SMALL, tied=True)), 1).how)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             self.assertIn("autocast", Reader(model_of(SMALL), 1).how)
