@@ -129,7 +129,7 @@ class Drafts:
                 remembered = table.get(tuple(last[-order:]))
                 if remembered is not None:
                     drawn, share = draw_alike(remembered, config, bias, uniform(config.seed, number + ahead))
-                    drawn_kind = (order, int(share * 4))
+                    drawn_kind = (order, min(int(share * 4), 3))
                     drawn_right = self._right.get(drawn_kind, 0.5)
                     if drawn_right >= right:
                         kind, token, right = drawn_kind, drawn, drawn_right
