@@ -182,6 +182,23 @@ class TestTraining(unittest.TestCase):
         torch.testing.assert_close(table.detach(), expected)
         torch.testing.assert_close(optimizer.state()["rms.model.ngrams.weight"], squares)
 
+    def test_dropout_leaves_ngrams_out_and_keeps_the_mean(self):
+        model, ids = awake(TINY), some_ids(2, 20)
+        rows = model.ngram_rows(ids)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            whole = model.model.ngrams(rows)
+            draws = torch.stack([model.model.ngrams(rows, 0.25) for _ in range(4000)])
+        # Each of 3 n-grams is there or not: the mean of 4,000 draws is within five standard errors.
+        spread = (model.model.ngrams.weight.detach()[rows] ** 2 / 3).sum(dim=2).sqrt()
+        self.assertLess(float(((draws.mean(dim=0) - whole).abs() / spread).max()), 5 / 4000**0.5)
+        self.step(model, Optimizer(model, TrainConfig(data="x")), ids)
+        every = set(model.model.ngrams.weight.grad.coalesce().indices()[0].tolist())
+        model.model.ngrams.weight.grad = None
+        model.model.ngrams(rows, 0.9).sum().backward()
+        kept = set(model.model.ngrams.weight.grad.coalesce().indices()[0].tolist())
+        self.assertTrue(kept < set(rows.unique().tolist()), (len(kept), len(every)))
+
     def test_micro_batches_add_up(self):
         ids = some_ids(4, 9)
         whole, parts = awake(TINY), awake(TINY)

@@ -174,6 +174,7 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
         segments: Seen = None,
         ngrams_BTN: Tensor | None = None,
+        ngram_dropout: float = 0.0,
     ) -> Tensor:
         """Logits [B, T, 257] of the token after each position.
 
@@ -196,7 +197,7 @@ class Transformer(nn.Module):
         else:
             start = 0 if cache is None else cache.position
             rope = (self.cos_TK[start : start + T], self.sin_TK[start : start + T])
-        x_BTD = self.embed(ids_BT, ngrams_BTN)
+        x_BTD = self.embed(ids_BT, ngrams_BTN, ngram_dropout)
         for index, layer in enumerate(self.model.layers):
             x_BTD = layer(x_BTD, rope, index, cache, seen, dropout)
         if isinstance(cache, Cache):
@@ -207,10 +208,10 @@ class Transformer(nn.Module):
         logits_BTV: Tensor = self.lm_head(x_BTD)
         return logits_BTV
 
-    def embed(self, ids_BT: Tensor, ngrams_BTN: Tensor | None) -> Tensor:
+    def embed(self, ids_BT: Tensor, ngrams_BTN: Tensor | None, ngram_dropout: float = 0.0) -> Tensor:
         """What the first layer reads [B, T, D]: each token's embedding and those of its n-grams."""
         x_BTD: Tensor = self.model.embed_tokens(ids_BT)
-        return x_BTD if self.model.ngrams is None else x_BTD + self.model.ngrams(ngrams_BTN)
+        return x_BTD if self.model.ngrams is None else x_BTD + self.model.ngrams(ngrams_BTN, ngram_dropout)
 
     def ngram_rows(
         self, ids_BT: Tensor, segments: Seen = None, cache: Cache | SlotRows | None = None

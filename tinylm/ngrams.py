@@ -75,8 +75,19 @@ class NgramEmbedding(nn.Module):
 
     # A compiled graph would make the gradient a dense one, of the whole table.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, rows_BTN: Tensor) -> Tensor:
-        """The sum [B, T, D] of the rows of each position."""
+    def forward(self, rows_BTN: Tensor, dropout: float = 0.0) -> Tensor:
+        """The sum [B, T, D] of the rows of each position.
+
+        With `dropout` each n-gram is left out with that probability, and the rest is scaled up to make up for
+        it: a row that was read before knows what came next there, and nobody else must rely on that.
+        """
         B, T, N = rows_BTN.shape
-        sum_RD = F.embedding_bag(rows_BTN.reshape(B * T, N), self.weight, mode="sum", sparse=True)
-        return sum_RD.view(B, T, -1)
+        rows_RN = rows_BTN.reshape(B * T, N)
+        if not dropout:
+            sum_RD = F.embedding_bag(rows_RN, self.weight, mode="sum", sparse=True)
+            return sum_RD.view(B, T, -1)
+        kept_RN = torch.rand(rows_RN.shape, device=rows_RN.device) >= dropout
+        counts_R = kept_RN.sum(dim=1)
+        first_R = counts_R.cumsum(0) - counts_R
+        sum_RD = F.embedding_bag(rows_RN[kept_RN], self.weight, first_R, mode="sum", sparse=True)
+        return (sum_RD / (1 - dropout)).view(B, T, -1)

@@ -106,13 +106,14 @@ def accumulate(run: Run, batch: Batch, step: int) -> float:
             segments = torch.from_numpy(segments_BT).to(device, non_blocking=True)
             seen = seen_within(segments, compiled=run.machine.compile, dtype=run.machine.weight_dtype)
         ngrams = run.model.ngram_rows(inputs, segments)
-        with torch.random.fork_rng(enabled=run.config.dropout > 0):
-            if run.config.dropout:
+        dropped = 0.0 if ngrams is None else run.config.ngram_dropout
+        with torch.random.fork_rng(enabled=run.config.dropout + dropped > 0):
+            if run.config.dropout or dropped:
                 row = share.start + index * run.micro_rows
                 torch.manual_seed(dropout_seed(run.config.seed, step, row))
             with gradients_sent(module, index == len(pieces) - 1):
                 with run.machine.autocast():
-                    loss = run.loss(module, inputs, targets, total, run.config.dropout, seen, ngrams)
+                    loss = run.loss(module, inputs, targets, total, run.config.dropout, seen, ngrams, dropped)
                 torch.autograd.backward(loss)
         losses.append(loss.detach())
     return run.ranks.total(float(torch.stack(losses).sum(dtype=torch.float64).item()))
@@ -154,6 +155,7 @@ def mean_loss(
     dropout: float,
     seen: Seen = None,
     ngrams_BTN: Tensor | None = None,
+    ngram_dropout: float = 0.0,
 ) -> Tensor:
     """Cross-entropy in nats, summed over the scored targets and divided by `total`, the step's targets.
 
@@ -163,7 +165,7 @@ def mean_loss(
         sizes = check_shape(inputs_BT, "B T", name="inputs_BT", kind="integer")
         check_shape(targets_BT, "B T", name="targets_BT", kind="integer", **sizes)
         check_shape(total, "", name="total")
-    logits_BTV = model(inputs_BT, None, dropout, seen, ngrams_BTN)
+    logits_BTV = model(inputs_BT, None, dropout, seen, ngrams_BTN, ngram_dropout)
     logits = logits_BTV.reshape(-1, VOCABULARY_SIZE)
     logits = logits.float() if logits.dtype != torch.float64 else logits
     return F.cross_entropy(logits, targets_BT.reshape(-1), ignore_index=IGNORED, reduction="sum") / total

@@ -35,7 +35,7 @@ INEXACT = ("device", "threads", "compile", "micro_rows", "shard")
 """Options that a resume may change too, but then sums are rounded in another order: it is recorded in the
 run that it is no longer bit for bit what it would have been."""
 
-YOUNGER = {"shard": False, "rank_timeout": 300.0, "ngram_rate": 0.02}
+YOUNGER = {"shard": False, "rank_timeout": 300.0, "ngram_rate": 0.02, "ngram_dropout": 0.3}
 """Options that runs of the first versions do not record, with what they did."""
 
 
@@ -73,6 +73,9 @@ class TrainConfig(Checked):
     decay: float = option(0.6, "share of the steps, at the end, in which the rate falls to zero")
     clip: float | None = option(None, "clip the norm of all gradients to this; None: never")
     dropout: float = option(0.0, "dropout of the residual branches")
+    ngram_dropout: float = option(
+        0.3, "share of the n-grams that training leaves out at random (with --ngrams)"
+    )
     evaluate_every: int | None = option(None, "steps between evaluations; None: eight in a run")
     evaluate_tokens: int = option(
         16_384, "held-out tokens that evaluations during the run read; the last one reads all"
@@ -129,7 +132,9 @@ class TrainConfig(Checked):
         if not found and self.rank_timeout > 1_000_000:
             found.append(f"rank_timeout is {self.rank_timeout:g}, expected at most 1000000")
         found += numbers(self, ("muon_rate", "adam_rate", "ngram_rate", "weight_decay"), 0.0)
-        found += shares(self, ("muon_momentum", "adam_beta1", "adam_beta2", "dropout", "warmup", "decay"))
+        found += shares(
+            self, ("muon_momentum", "adam_beta1", "adam_beta2", "dropout", "ngram_dropout", "warmup", "decay")
+        )
         found += choices(
             self,
             device=("auto", "cpu", "cuda", "mps"),
