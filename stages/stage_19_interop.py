@@ -30,7 +30,7 @@ STAGE = Stage(
     "for bit. A mistake in an export will be loud: the file does not load, or what it writes is noise.",
     experiment="export the sample model; ask every program that is here, one of them in NumPy from the "
     "published description alone; then make one mistake at a time",
-    next="Where do the seconds go?",
+    next="Where does the time go, and what takes it back?",
 )
 SAMPLE = Path(__file__).resolve().parents[1] / "checkpoints" / "sample-nano"
 ENGLISH = b"Return the string as bytes, and raise an error if it is not "
