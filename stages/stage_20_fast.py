@@ -110,7 +110,7 @@ def experiment(lab: Lab) -> None:
         limit = CorpusConfig(max_documents=2_000 if lab.quick else 30_000, truncate=True)
         corpus = build_corpus("builtin:unicode", folder / "corpus", limit)
         config = TrainConfig(
-            data=str(corpus.path), model=SHAPE, steps=8 if lab.quick else 120, batch_rows=16, sample_tokens=0,
+            data=str(corpus.path), model=SHAPE, steps=8 if lab.quick else 100, batch_rows=16, sample_tokens=0,
             evaluate_every=1_000, device="cuda" if lab.device == "cuda" else "cpu", precision="float32",
         )  # fmt: skip
         rows: list[list[object]] = []
