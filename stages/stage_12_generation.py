@@ -1,6 +1,7 @@
 """Stage 12: generation ends where the model says so: on a newly sampled boundary."""
 
 import sys
+from unittest import mock
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus import Split
 from tinylm.events import End
 from tinylm.generate import Context, generate, prompt_ids, window_start
+from tinylm.generate.reader import Reader
 from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer, rate_scale
 from tinylm.sampling import distribution
@@ -114,10 +116,11 @@ def experiment(lab: Lab) -> None:
     ]
     lab.table(["given", "text", "last ids", "end", "tokens"], ends)
 
-    read: list[int] = []
-    hook = models["masked"].register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
-    far, _, _ = write(models["masked"], "", GenerateConfig(seed=1, max_tokens=FAR))
-    hook.remove()
+    reader = mock.Mock(wraps=Reader(models["masked"], 1))
+    with mock.patch("tinylm.generate.engine.Reader", return_value=reader):
+        far, _, _ = write(models["masked"], "", GenerateConfig(seed=1, max_tokens=FAR))
+    read = [len(call.args[2]) for call in reader.chunk.call_args_list]
+    read += [len(ids) for call in reader.step.call_args_list for _, ids in call.args[0].values()]
     ids, apart = [DOC_BOUNDARY, *far], 0.0
     running = Context(models["masked"], ids[:1])
     for known, token in enumerate(far, start=1):
