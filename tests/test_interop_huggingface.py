@@ -95,7 +95,7 @@ class TestShape(Case):
         self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_an_option_beyond_qwen3_is_refused_unless_it_is_off(self):
-        with mock.patch.object(shape, "ABSENT", {"soft_cap": 0.0}):
+        with mock.patch.object(shape, "ABSENT", {**shape.ABSENT, "soft_cap": 0.0}):
             shape.check_qwen3_shape(FutureConfig(**vars(SMALL)), "llama.cpp")
             with self.assertRaisesRegex(ConfigError, r"soft_cap is 15.0.*expected 0.0.*llama\.cpp"):
                 shape.check_qwen3_shape(FutureConfig(**vars(SMALL), soft_cap=15.0), "llama.cpp")

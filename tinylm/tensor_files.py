@@ -288,12 +288,13 @@ def parse_header(data: bytes, where: str, length: int | None = None) -> tuple[di
     header = files.parse_json(data[8 : 8 + size], f"{where} (header)", ContractError)
     entries = [entry for name, entry in header.items() if name != "__metadata__"]
     try:
-        ends = [entry["data_offsets"][1] for entry in entries]
-    except (KeyError, IndexError, TypeError):
-        ends = [None]
-    if not all(type(end) is int for end in ends):
+        offsets = [entry["data_offsets"] for entry in entries]
+    except (KeyError, TypeError):
+        offsets = [None]
+    pairs = all(isinstance(pair, list) and len(pair) == 2 for pair in offsets)
+    if not pairs or not all(type(number) is int for pair in offsets for number in pair):
         raise CheckpointError(f"{where}: a tensor has no data_offsets; not a whole safetensors header")
-    end = max(ends, default=0)
+    end = max((pair[1] for pair in offsets), default=0)
     if 8 + size + end != length:
         raise CheckpointError(
             f"{where}: {length:,} bytes, expected {8 + size + end:,}; the file was cut or extended"
