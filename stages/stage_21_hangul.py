@@ -124,7 +124,7 @@ def experiment(lab: Lab) -> None:
             curves[part].append((step, share))
 
     split = Split.of(seen)
-    model = train(split, 32 if lab.quick else 3_500, lab.device, look)
+    model = train(split, 32 if lab.quick else 2_500, lab.device, look)
     tables = {f"{n}-gram": by_table(Ngrams.count(split.stream, n)) for n in (5, 7)}
     namers = {**tables, "model": by_model(model)}
     names = {(n, w): greedy(namers[n], documents) for w, documents in asked.items() for n in namers}
