@@ -3,14 +3,13 @@
     python benchmarks/ablations.py tinyshakespeare.txt [--steps 150] [--seeds 0,1,2] [--jobs 2] [--only WORD]
                                    [--json FILE] [--short]
 
-Every run trains on the same bytes with one thread, `--jobs` of them side by side; the last tenth is held out
+Every run trains on the same bytes with `--threads` threads (one), `--jobs` of them side by side; the last tenth is held out
 and scored once in disjoint windows. The time is the processor's, of a whole step, so that neighbours count
 less; it still wanders by a tenth or two.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import multiprocessing
@@ -52,14 +51,14 @@ VARIANTS: dict[str, tuple[Change, Change]] = {
 }
 
 
-def job(given: tuple[str, int, int, str]) -> tuple[str, int, float, float]:
+def job(given: tuple[str, int, int, str, int]) -> tuple[str, int, float, float]:
     """Train one variant with one seed; bits per byte, and seconds of the processor for a step."""
     import torch
 
     from tinylm import trainer
 
-    torch.set_num_threads(1)
-    name, seed, steps, corpus = given
+    name, seed, steps, corpus, threads = given
+    torch.set_num_threads(threads)
     shape, run = VARIANTS[name]
     rows = run.get("batch_rows", 8) * shape.get("window", 256)
     steps = round(steps * 2048 / rows)
@@ -67,7 +66,7 @@ def job(given: tuple[str, int, int, str]) -> tuple[str, int, float, float]:
         model = dataclasses.replace(PRESETS["nano"], **shape)
         config = TrainConfig(
             data=corpus, out=f"{folder}/run", model=model, seed=seed, steps=steps,
-            evaluate_every=steps, sample_tokens=0, threads=1, device="cpu", **run,
+            evaluate_every=steps, sample_tokens=0, threads=threads, device="cpu", **run,
         )  # fmt: skip
         started = time.process_time()
         result = trainer.train(config)
@@ -77,19 +76,13 @@ def job(given: tuple[str, int, int, str]) -> tuple[str, int, float, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("text", type=Path, help="the file tinyshakespeare.txt")
-    parser.add_argument("--steps", type=int, default=150, help="steps of 2,048 bytes")
+    parser = measuring.parser(__doc__, "ablations", threads=1)
+    parser.add_argument("text", type=measuring.existing_file, help="the file tinyshakespeare.txt")
+    parser.add_argument("--steps", type=measuring.positive, default=150, help="steps of 2,048 bytes")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, of one thread each")
+    parser.add_argument("--jobs", type=measuring.positive, default=2, help="runs side by side")
     parser.add_argument("--only", default="", help="variants whose name holds this")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--short", action="store_true", help="10 steps, one seed: a smoke test")
     options = parser.parse_args()
-    if not options.text.is_file():
-        parser.error(f"{options.text}: no such file; expected the text to train on")
     steps, seeds = options.steps, [int(seed) for seed in options.seeds.split(",")]
     if options.short:
         steps, seeds = 10, seeds[:1]
@@ -97,12 +90,15 @@ def main() -> int:
     if not names:
         parser.error(f"--only {options.only!r} is in none of: {'; '.join(VARIANTS)}")
     settings = {"text": options.text.name, "steps": steps, "seeds": seeds, "jobs": options.jobs}
-    session = measuring.Session("ablations", VERSION, 1, settings, options.short).begin()
+    session = measuring.Session("ablations", VERSION, options.threads, settings, options.short).begin()
     with tempfile.TemporaryDirectory() as folder:
         from tinylm.corpus import build_corpus
 
         corpus = build_corpus(options.text, Path(folder) / "corpus", CorpusConfig())
-        jobs = [(name, seed, steps, str(corpus.path)) for name, seed in itertools.product(names, seeds)]
+        jobs = [
+            (name, seed, steps, str(corpus.path), options.threads)
+            for name, seed in itertools.product(names, seeds)
+        ]
         found: dict[str, list[tuple[float, float]]] = {}
         with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
             for name, _seed, bits, seconds in pool.map(job, jobs):
