@@ -3,7 +3,7 @@
     python benchmarks/ablations.py tinyshakespeare.txt [--steps 150] [--seeds 0,1,2] [--jobs 2] [--only WORD]
                                    [--json FILE] [--short]
 
-Every run trains on the same bytes with `--threads` threads (one), `--jobs` of them side by side; the last tenth is held out
+Every run trains on the same bytes, `--jobs` of them side by side; the last tenth is held out
 and scored once in disjoint windows. The time is the processor's, of a whole step, so that neighbours count
 less; it still wanders by a tenth or two.
 """
