@@ -29,7 +29,7 @@ import torch
 from tinylm.config import PRESETS, GenerateConfig, ModelConfig
 from tinylm.contract import DOC_BOUNDARY, VOCABULARY_SIZE
 from tinylm.generate import Engine, Task, native, why_not_compiled
-from tinylm.generate.engine import sample
+from tinylm.generate.generation import draw_together, sample
 from tinylm.interop.llama_cpp import LlamaCpp, LlamaCppMissing
 from tinylm.model import Transformer, parameter_count
 
@@ -118,17 +118,23 @@ def sampling_share(model: Transformer, streams: int, tokens: int) -> float:
     """The share of an engine's time that goes into drawing and events, at temperature 0.8."""
     spent = 0.0
 
-    def timed(*given: Any) -> Any:
-        nonlocal spent
-        started = time.perf_counter()
-        found = sample(*given)
-        spent += time.perf_counter() - started
-        return found
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            nonlocal spent
+            started = time.perf_counter()
+            found = function(*given)
+            spent += time.perf_counter() - started
+            return found
+
+        return call
 
     engine = Engine(model, streams)
     for stream in range(streams):
         engine.start(Task(prompt(stream), GenerateConfig(max_tokens=tokens)))
-    with mock.patch("tinylm.generate.engine.sample", timed):
+    with (
+        mock.patch("tinylm.generate.engine.sample", timed(sample)),
+        mock.patch("tinylm.generate.engine.draw_together", timed(draw_together)),
+    ):
         started = time.perf_counter()
         while engine.running:
             engine.step()

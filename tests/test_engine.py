@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import unittest
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -142,6 +144,18 @@ class ResultsDoNotDependOnNeighbours(unittest.TestCase):
         asked = [some_task(seed, 9, 3) for seed in range(7)]
         for slots in (2, 3, 7):
             self.check(small(), run_all(Engine(small(), slots, chunk=CHUNK), asked), asked)
+
+    def test_whatever_the_others_ask_for(self) -> None:
+        plain = some_task(3, 8, 6)
+        kinds: list[dict[str, Any]] = [
+            *({"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}),
+            *({"repeat_penalty": 1.3, "presence_penalty": 0.5}, {"regex": "[a-z]+"}, {"speculate": 4}, {}),
+        ]
+        asked = [replace(plain, config=replace(plain.config, seed=i % 2, **kinds[i // 2])) for i in range(18)]
+        asked += [replace(plain, bias={101: 5.0}), replace(plain, bias={101: -math.inf})]
+        self.check(small(), run_all(Engine(small(), 20, chunk=CHUNK), asked), asked)
+        with in_pytorch():
+            self.check(small(), run_all(Engine(small(), 20, chunk=CHUNK), asked), asked)
 
     def test_generate_gives_what_a_full_engine_gives(self) -> None:
         asked = [some_task(seed, 3 + 40 * (seed % 2), 12) for seed in range(16)]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tinylm.config import GenerateConfig
 from tinylm.errors import RequestError, ShapeError
-from tinylm.sampling import allowed_after, distribution, draw, penalized, uniform
+from tinylm.sampling import allowed_after, distribution, distributions, draw, draws, penalized, uniform
 
 Floats = npt.NDArray[np.float64]
 
@@ -317,6 +317,37 @@ class Draw(unittest.TestCase):
         for u in (1.0, -0.1, math.nan):
             with self.assertRaises(RequestError):
                 draw(np.array([1.0]), u)
+
+
+class ManyRows(unittest.TestCase):
+    """Rows side by side give what each gives alone, bit for bit."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.integers(0, 2**32),
+        st.integers(1, 20),
+        st.sampled_from((1, 3, 17, 257)),
+        st.sampled_from((0.0, 1e-300, 0.3, 0.8, 1.0, 50.0)),
+        st.sampled_from(({}, {"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.5})),
+    )
+    def test_distributions_and_draws(
+        self, seed: int, rows: int, size: int, temperature: float, more: dict[str, float]
+    ) -> None:
+        random = np.random.default_rng(seed)
+        logits_RV = random.normal(0, 4, (rows, size)).round(random.integers(0, 9))  # ties among them
+        logits_RV[:, 1:][random.random((rows, size - 1)) < 0.1] = -np.inf
+        config = options(temperature=temperature, **more)
+        together_RV = distributions(logits_RV, config)
+        alone = [distribution(logits_V, config) for logits_V in logits_RV]
+        self.assertEqual(together_RV.tobytes(), np.stack(alone).tobytes())
+        numbers = random.choice([0.0, 0.5, 1 - 2.0**-53, *random.random(5)], rows)
+        expected = [draw(row_V, float(u)) for row_V, u in zip(alone, numbers, strict=True)]
+        self.assertEqual(draws(together_RV, numbers), expected)
+
+    def test_a_row_without_a_distribution_is_refused(self) -> None:
+        for bad in (math.nan, math.inf, -math.inf):
+            with self.assertRaisesRegex(RequestError, "of each row tells why"):
+                distributions(np.array([[0.0, 1.0], [bad, bad]]), options())
 
 
 @functools.cache

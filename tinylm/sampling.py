@@ -65,25 +65,50 @@ def distribution(
             f"logits_V: none of {sizes['V']} ids can be drawn, expected at least one whose logit is "
             f"above -inf{masked}; loosen the mask"
         )
+    return _shares(scores_V, config)
+
+
+def distributions(logits_RV: Floats, config: GenerateConfig) -> Floats:
+    """`distribution` of each row of logits (float64 [R, V]) under the same options, bit for bit.
+
+    Raises RequestError if a row holds NaN, +inf, or nothing but -inf; ShapeError for other shapes.
+    """
+    check_shape(logits_RV, "R V", name="logits_RV", kind="float")
+    if not np.isfinite(logits_RV.max(axis=1)).all():
+        raise RequestError("logits_RV: a row has no distribution; distribution() of each row tells why")
+    return _shares(logits_RV, config)
+
+
+def _shares(scores: Floats, config: GenerateConfig) -> Floats:
+    """Temperature, top-k, top-p and min-p for scores [..., V], of which the highest are finite."""
     if config.temperature == 0:
-        best_V = np.zeros(sizes["V"])
-        best_V[scores_V.argmax()] = 1.0
-        return best_V
+        best: Floats = (np.arange(scores.shape[-1]) == scores.argmax(axis=-1, keepdims=True)).astype(
+            np.float64
+        )
+        return best
     # The maximum becomes 0 before anything is divided: a tiny temperature then gives 0 and -inf, not NaN.
     with np.errstate(over="ignore"):
-        weights_V = np.exp((scores_V - highest) / config.temperature)
+        weights = np.exp((scores - scores.max(axis=-1, keepdims=True)) / config.temperature)
     if config.top_k or config.top_p < 1:
-        ranked = np.argsort(-scores_V, kind="stable")
+        ranked = np.argsort(-scores, axis=-1, kind="stable")
+        kept = np.take_along_axis(weights, ranked, axis=-1)
         if config.top_k:
-            weights_V[ranked[config.top_k :]] = 0.0
+            kept[..., config.top_k :] = 0.0
         if config.top_p < 1:
-            sums = np.cumsum(weights_V[ranked])
-            weights_V[ranked[int(np.searchsorted(sums, config.top_p * sums[-1])) + 1 :]] = 0.0
+            sums = kept.cumsum(axis=-1)
+            # What comes after the first id with which the sum is large enough.
+            kept[..., 1:][sums[..., :-1] >= config.top_p * sums[..., -1:]] = 0.0
+        np.put_along_axis(weights, ranked, kept, axis=-1)
     if config.min_p:
         # The best weight is 1, so the share of the best is the weight itself.
-        weights_V[weights_V < config.min_p] = 0.0
-    probabilities_V: Floats = weights_V / weights_V.sum()
-    return probabilities_V
+        weights[weights < config.min_p] = 0.0
+    probabilities: Floats = weights / weights.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def penalizes(config: GenerateConfig) -> bool:
+    """Whether any logits are lowered at all."""
+    return config.repeat_penalty != 1 or config.presence_penalty != 0 or config.frequency_penalty != 0
 
 
 def penalized(logits_V: Floats, known: Sequence[int], config: GenerateConfig) -> Floats:
@@ -93,9 +118,8 @@ def penalized(logits_V: Floats, known: Sequence[int], config: GenerateConfig) ->
     times among them: its logit is divided by `repeat_penalty` if positive, else multiplied by it (Keskar et
     al., 2019), then loses `presence_penalty + n * frequency_penalty`. Without penalties nothing changes.
     """
-    off = config.repeat_penalty == 1 and config.presence_penalty == config.frequency_penalty == 0
     count = len(known) if config.repeat_last_n == -1 else config.repeat_last_n
-    if off or not count or not known:
+    if not penalizes(config) or not count or not known:
         return logits_V
     ids, times = np.unique(np.asarray(known[-count:], dtype=np.int64), return_counts=True)
     lowered_V = logits_V.copy()
@@ -137,6 +161,16 @@ def draw(probabilities_V: Floats, u: float) -> int:
     if u * total < total:
         return int(sums.searchsorted(u * total, "right"))
     return int(sums.searchsorted(total))
+
+
+def draws(probabilities_RV: Floats, u_R: Sequence[float]) -> list[int]:
+    """The id that `draw` gives for each row of what `distributions` returns and its number in [0, 1)."""
+    sums_RV = probabilities_RV.cumsum(axis=1, dtype=np.float64)
+    totals_R = sums_RV[:, -1]
+    # As in `draw`: the sums that are not above u times the total are counted.
+    at_R = np.minimum(u_R * totals_R, np.nextafter(totals_R, 0.0))
+    found: list[int] = (sums_RV <= at_R[:, None]).sum(axis=1).tolist()
+    return found
 
 
 def allowed_after(held: bytes, room: int | None = None) -> Mask:

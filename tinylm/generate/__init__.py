@@ -12,7 +12,8 @@ from tinylm.config import GenerateConfig
 from tinylm.events import Event
 from tinylm.generate.compiled import why_not as why_not_compiled
 from tinylm.generate.context import Context, prompt_ids, window_start
-from tinylm.generate.engine import Engine, Generation, Sampled, Task
+from tinylm.generate.engine import Engine
+from tinylm.generate.generation import Generation, Sampled, Task
 from tinylm.generate.reader import CHUNK, Model
 from tinylm.tokenizer import Ids
 

@@ -13,121 +13,23 @@ s from p, emit s, continue while s is the guess. So each token comes from the mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
 from tinylm import constraints
-from tinylm.config import GenerateConfig
-from tinylm.constraints import Constraint
-from tinylm.errors import ConflictError, RequestError, TinylmError
-from tinylm.events import End, Event, EventStream
+from tinylm.errors import RequestError, TinylmError
 from tinylm.generate.context import Window
 from tinylm.generate.drafts import NOTHING, ORDERS, Drafts, Guess, History
+from tinylm.generate.generation import Drawn, Generation, Sampled, Task, draw_together, sample
 from tinylm.generate.reader import CHUNK, Model, Reader
-from tinylm.sampling import Floats, distribution, draw, penalized, uniform
+from tinylm.sampling import Floats
 
 INEXACT = (
     "this model's kernels round a token that is read among others in another way than one that is read "
     "alone, so speculation could change ids"
 )
-
-
-class Constraints(Protocol):
-    """Gives each generation a constraint of its own: what `tinylm.constraints.compile` returns does."""
-
-    def start(self) -> Constraint: ...
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one generation asks for.
-
-    `prompt`: ids as the model is fed, at least one. `bias`: added to the logits of ids before anything
-    else; -inf forbids an id. `top`: how many of the most probable ids are told with each token. `reuse`:
-    whether keys that were computed for an equal prompt may be used, which changes no result.
-    `constraint`: what may be drawn, compiled; without it, it is compiled from `config`.
-    """
-
-    prompt: tuple[int, ...]
-    config: GenerateConfig = field(default_factory=GenerateConfig)
-    bias: Mapping[int, float] = field(default_factory=dict)
-    top: int = 0
-    reuse: bool = True
-    constraint: Constraints | None = None
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """One sampled token: its event, and what the model thought, worked out where it is asked for.
-
-    `logits_V` (float64 [257]): the model's, bias included. `probabilities_V`: those drawn from. `count`: of
-    how many ids `top` and `drawn` tell. `end`: set if it was the last token of its generation.
-    """
-
-    token: int
-    event: Event
-    logits_V: Floats
-    probabilities_V: Floats
-    count: int
-    end: End | None = None
-
-    @cached_property
-    def log_probabilities_V(self) -> Floats:
-        """Natural logarithms under the model's own distribution: before temperature and cuts."""
-        shifted_V = self.logits_V - self.logits_V.max()
-        logarithms_V: Floats = shifted_V - np.log(np.exp(shifted_V).sum())
-        return logarithms_V
-
-    @property
-    def log_probability(self) -> float:
-        """Of the token, under the model's own distribution."""
-        return float(self.log_probabilities_V[self.token])
-
-    @property
-    def probability(self) -> float:
-        """Of the token, under the distribution drawn from."""
-        return float(self.probabilities_V[self.token])
-
-    @property
-    def top(self) -> tuple[tuple[int, float], ...]:
-        """Ids with their log-probabilities under the model's own distribution, best first."""
-        return _best(self.log_probabilities_V, self.count)
-
-    @property
-    def drawn(self) -> tuple[tuple[int, float], ...]:
-        """Ids with their probabilities under the distribution drawn from, best first."""
-        return _best(self.probabilities_V, self.count)
-
-
-def _best(values_V: Floats, count: int) -> tuple[tuple[int, float], ...]:
-    ranked = np.argsort(-values_V, kind="stable")[:count]
-    return tuple((int(token), float(values_V[token])) for token in ranked)
-
-
-class Generation:
-    """A task in a slot. `stream.end` is set once it is over; then `stream.finish()` gives the final event.
-
-    `reused`: prompt tokens whose keys another generation had computed. `paused`: the engine leaves it alone.
-    `finite`: whether the logits after what was read last are, and so all keys and values that they see.
-    `drafted`: tokens that were guessed and read. `accepted`: those of them that were then drawn.
-    """
-
-    def __init__(self, task: Task, slot: int, window: Window, compiled: Constraints | None) -> None:
-        self.task = task
-        self.slot = slot
-        self.stream = EventStream(task.config.stop, task.config.max_tokens)
-        self.paused = False
-        self.reused = 0
-        self.finite = True
-        self.drafted = self.accepted = 0
-        self.history: History | None = None
-        self.window = window
-        self.constraint = None if compiled is None else compiled.start()
 
 
 @dataclass
@@ -254,12 +156,12 @@ class Engine:
         single = [g for g in active if len(g.window.tokens) == g.window.read + 1]
         guesses = {g.slot: self._guess(g) for g in single}
         logits.update(self._read(single, guesses))
+        ready = [g for g in active if g.slot in logits and g.window.read == len(g.window.tokens)]
+        drawn = draw_together({g: logits[g.slot] for g in ready if g.plain})
         found: list[tuple[Generation, Sampled | TinylmError]] = []
-        for generation in active:
-            if generation.slot not in logits or generation.window.read < len(generation.window.tokens):
-                continue
+        for generation in ready:
             guess = guesses.get(generation.slot, NOTHING)
-            outcomes = self._sample(generation, guess, logits[generation.slot])
+            outcomes = self._sample(generation, guess, logits[generation.slot], drawn.get(generation, ()))
             found += [(generation, outcome) for outcome in outcomes]
             if isinstance(outcomes[-1], TinylmError) or outcomes[-1].end is not None:
                 self.cancel(generation)
@@ -296,15 +198,17 @@ class Engine:
             generation.window.read += 1
         return logits
 
-    def _sample(self, generation: Generation, guess: Guess, logits_TV: Floats) -> list[Sampled | TinylmError]:
-        """Draw a token from the logits after the last one, and go on while it is the guess."""
+    def _sample(
+        self, generation: Generation, guess: Guess, logits_TV: Floats, drawn: Sequence[Drawn]
+    ) -> list[Sampled | TinylmError]:
+        """Draw a token after the last one, where it is not `drawn` yet, and go on while it is the guess."""
         found: list[Sampled | TinylmError] = []
         history, right = generation.history, 0
         if history is not None and generation.finite:
             self._drafts.learn([*history.tokens[-max(ORDERS) :], *guess.tokens], logits_TV)
         for place, logits_V in enumerate(logits_TV):
             try:
-                outcome: Sampled | TinylmError = sample(generation, logits_V)
+                outcome: Sampled | TinylmError = sample(generation, logits_V, drawn[place] if drawn else None)
             except TinylmError as error:
                 outcome = error
             found.append(outcome)
@@ -334,43 +238,3 @@ class Engine:
         if len(ids) == self._chunk and len(slot.chunks) == begin and window.read < self._config.window:
             slot.chunks += ids
         return logits_V
-
-
-def sample(generation: Generation, logits_V: Floats) -> Sampled:
-    """Draw the next token of a generation from its logits (float64 [257]) and make its event."""
-    task, stream = generation.task, generation.stream
-    config = task.config
-    if task.bias:
-        logits_V = logits_V.copy()
-        for token, bias in task.bias.items():
-            logits_V[token] += bias
-    constraint, room = generation.constraint, config.max_tokens - stream.tokens
-    with _failures_of(constraint):
-        allowed_V = None if constraint is None else constraint.allowed(room)
-    if allowed_V is not None and (logits_V[allowed_V] == -np.inf).all() and task.bias:
-        raise ConflictError(
-            f"token {stream.tokens + 1}: the constraint leaves only ids that a bias of -inf forbids "
-            "(logit_bias, ignore_eos); drop one of the two"
-        )
-    probabilities_V = distribution(penalized(logits_V, generation.window.tokens, config), config, allowed_V)
-    token = draw(probabilities_V, uniform(config.seed, stream.tokens))
-    with _failures_of(constraint):
-        if constraint is not None:
-            constraint.advance(token)
-    generation.window.append(token)
-    event = stream.push(token)
-    return Sampled(token, event, logits_V, probabilities_V, task.top, stream.end)
-
-
-@contextmanager
-def _failures_of(constraint: Constraint | None) -> Iterator[None]:
-    """What a constraint raises, whatever it is, as an error that ends one generation and not the engine."""
-    try:
-        yield
-    except TinylmError:
-        raise
-    except Exception as error:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise RequestError(
-            f"constraint {type(constraint).__name__}: failed with {told}, expected a mask; ask without it"
-        ) from error

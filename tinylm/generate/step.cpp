@@ -61,15 +61,18 @@ static Int panels(Int outputs) { return (outputs + PANEL - 1) / PANEL; }
 
 // ---- matrix products ----------------------------------------------------------------------------------------
 
-// y[r][o] = x[r][0] w[0][o] + x[r][1] w[1][o] + ... for R rows and P panels, all sums in registers.
+// y[r][o] = x[r][0] w[0][o] + x[r][1] w[1][o] + ... for R rows and P panels, all sums in registers. Meanwhile the
+// floats `ahead` come closer, `stride` with each input: weights that are needed next.
 template <int R, int P>
-static void tile(const float* x, Int x_row, Int inputs, const float* w, Int w_panel, float* y, Int y_row, bool add) {
+static void tile(const float* x, Int x_row, Int inputs, const float* w, Int w_panel, float* y, Int y_row, bool add,
+                 const float* ahead, Int stride) {
     constexpr int N = P * PANEL / LANES, EACH = PANEL / LANES;
     Lanes sum[R][N];
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) sum[r][n] = all(0.0f);
     for (Int k = 0; k < inputs; k++) {
         const float* at = w + k * PANEL;
+        if constexpr (R > 3) __builtin_prefetch(ahead + k * stride, 0, 2);
         if constexpr (R < N) {  // keep the fewer of the two in registers: R inputs, or N vectors of weights
             Lanes x_k[R];
             for (int r = 0; r < R; r++) x_k[r] = all(x[r * x_row + k]);
@@ -110,7 +113,11 @@ static void product(const float* x, Int x_row, Int rows, Matrix m, Int first, In
             Int begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
             const float* from = x + begin * x_row;
             float* to = y + begin * y_row + (panel - first) * PANEL;
-#define TILE(R, P) case R * 10 + P: tile<R, P>(from, x_row, m.inputs, w, m.panel, to, y_row, add); break;
+            // Each of the tiles fetches its part of the panel after this one. Beyond the last one nothing is read.
+            Int stride = PANEL / tiles;
+            const float* ahead = w + m.panel + t * m.inputs * stride;
+#define TILE(R, P) \
+    case R * 10 + P: tile<R, P>(from, x_row, m.inputs, w, m.panel, to, y_row, add, ahead, stride); break;
             switch (count * 10 + wide) {
                 TILE(1, 1) TILE(1, 2) TILE(1, 4) TILE(2, 1) TILE(2, 2) TILE(3, 1) TILE(3, 2)
                 TILE(4, 1) TILE(5, 1) TILE(6, 1)
