@@ -46,7 +46,6 @@ from tinylm.devices import (
     synchronize,
 )
 from tinylm.generate import Engine, Task
-from tinylm.generate.graphed import GraphedReader
 from tinylm.model import Transformer
 from tinylm.plan.hardware import PUBLISHED
 from tinylm.reports import Report
@@ -167,10 +166,9 @@ def decode(session: measuring.Session, machine: Machine, short: bool) -> None:
         for reader in ("independent rows", "fast", "graphed"):
             if reader == "graphed" and machine.device != "cuda" and not short:
                 continue
-            engine = Engine(model, streams, fast=reader != "independent rows")
-            if reader == "graphed":
-                backend = "inductor" if machine.compile else "eager"
-                engine._reader = GraphedReader(model, streams, backend=backend)  # type: ignore[assignment]
+            backend = "inductor" if machine.compile else "eager"
+            graphed = backend if reader == "graphed" else ""
+            engine = Engine(model, streams, fast=reader != "independent rows", graphed=graphed)
             taken = []
             for _ in range(2):
                 for stream in range(streams):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 import torch._dynamo.config
 from torch import Tensor
 
-from tinylm.config import ModelConfig
+from tinylm.config import GenerateConfig, ModelConfig
+from tinylm.errors import RequestError
+from tinylm.generate import Engine, Sampled, Task
 from tinylm.generate.graphed import GraphedReader
 from tinylm.generate.reader import Reader
 from tinylm.model import Transformer
@@ -83,6 +86,27 @@ class TestGraphedReader(unittest.TestCase):
             expected, found = plain.step(tokens), fixed.step(tokens)
             for slot in tokens:
                 np.testing.assert_allclose(found[slot], expected[slot], rtol=1e-4, atol=1e-4)
+
+    def test_an_engine_with_recorded_steps_samples_what_a_fast_one_does(self) -> None:
+        found = []
+        for engine in (Engine(random_model(), 3, fast=True), Engine(random_model(), 3, graphed="eager")):
+            ids: dict[int, list[int]] = {seed: [] for seed in range(3)}
+            config = GenerateConfig(max_tokens=6, temperature=1.0)
+            running = {
+                engine.start(Task(tuple(range(1 + 9 * seed)), replace(config, seed=seed))): seed
+                for seed in ids
+            }
+            while engine.running:
+                for generation, outcome in engine.step():
+                    assert isinstance(outcome, Sampled)
+                    ids[running[generation]].append(outcome.token)
+            found.append(ids)
+        self.assertEqual(found[0], found[1])
+
+    def test_models_that_it_does_not_know_are_refused(self) -> None:
+        model = Transformer(replace(SHAPE, ngrams=2, ngram_rows=64))
+        with self.assertRaisesRegex(RequestError, "n-grams"):
+            Engine(model, graphed="eager")
 
     @unittest.skipUnless(torch.cuda.is_available(), "needs a GPU")
     def test_on_cuda_the_recorded_step_gives_what_the_reader_gives(self) -> None:

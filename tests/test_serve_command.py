@@ -58,6 +58,8 @@ class Refused(unittest.TestCase):
                 ((str(SAMPLE), "--host", "192.0.2.1", "--port", "0"), "192.0.2.1"),
                 ((folder + "/nothing", "--port", "0"), "does not exist"),
                 ((str(SAMPLE), "--port", "70000"), "port is 70000"),
+                ((str(SAMPLE), "--port", "0", "--graphs"), "graphs is given without fast"),
+                ((str(SAMPLE), "--port", "0", "--fast", "--graphs", "--device", "cpu"), "is on cpu"),
                 ((str(SAMPLE), "--port", "0", "--api-key-file", str(empty)), "is empty"),
                 ((str(SAMPLE), "--port", "0", "--api-key-file", folder + "/none"), "none"),
             ):

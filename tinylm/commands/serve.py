@@ -48,7 +48,10 @@ def serve(given: Arguments) -> int:
             out.flush()
 
         quiet_logs()
-        engine = Engine(model, config.slots, fast=config.fast)
+        if config.graphs and device != "cuda":
+            raise ConfigError(f"graphs: the model is on {device}, expected cuda; leave --graphs out")
+        graphed = "inductor" if config.graphs else ""
+        engine = Engine(model, config.slots, fast=config.fast, graphed=graphed)
         if (reason := why_not_compiled()) is not None:
             log(f"note: slower, in PyTorch: {reason}")
         if config.speculate and engine.unspeculative:

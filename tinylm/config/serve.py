@@ -18,6 +18,9 @@ class ServeConfig(Checked):
     fast: bool = option(
         False, "more tokens/s with many requests; an id may then depend on what runs beside it"
     )
+    graphs: bool = option(
+        False, "with --fast, on CUDA: compile the steps and record them as CUDA graphs, which takes a while"
+    )
     speculate: int = option(
         0, "most tokens guessed and read at once with the last; changes no id, only the speed; 0: none"
     )
@@ -50,8 +53,10 @@ class ServeConfig(Checked):
         found += integers(self, ("seed",), -1, 2**32 - 2)
         seconds = ("queue_seconds", "request_seconds", "stall_seconds", "ping_seconds", "grace_seconds")
         found += numbers(self, seconds, 0.0)
-        found += booleans(self, ("fast", "quiet"))
+        found += booleans(self, ("fast", "graphs", "quiet"))
         found += choices(self, device=("auto", "cpu", "cuda", "mps"))
+        if self.graphs is True and self.fast is False:
+            found.append("graphs is given without fast, whose last bits they have; expected both or none")
         if isinstance(self.port, int) and self.port > 65_535:
             found.append(f"port is {self.port}, expected at most 65535")
         if not is_text(self.host):

@@ -23,6 +23,7 @@ from tinylm.errors import RequestError, TinylmError
 from tinylm.generate.context import Window
 from tinylm.generate.drafts import NOTHING, ORDERS, Drafts, Guess, History
 from tinylm.generate.generation import Drawn, Generation, Sampled, Task, draw_together, sample
+from tinylm.generate.graphed import GraphedReader
 from tinylm.generate.reader import CHUNK, Model, Reader
 from tinylm.sampling import Floats
 
@@ -50,15 +51,21 @@ class Engine:
 
     `slots`: how many run at once; their keys are all the memory that it takes. `chunk`: tokens of a prompt
     that are read at once, and between two tokens of the others. `fast`: rows may depend on their neighbours
-    in the last bits, and so an id may where two are as likely. The model's weights are taken as they are now.
+    in the last bits, and so an id may where two are as likely. `graphed`: a backend of torch.compile, with
+    which steps are compiled whole and on CUDA recorded as graphs (tinylm/generate/graphed.py), which is
+    `fast` too; "" does not. The model's weights are taken as they are now.
     `unspeculative`: why `speculate` has no effect here, or ""; what is guessed never changes a result.
     """
 
-    def __init__(self, model: Model, slots: int = 1, *, chunk: int = CHUNK, fast: bool = False) -> None:
+    def __init__(
+        self, model: Model, slots: int = 1, *, chunk: int = CHUNK, fast: bool = False, graphed: str = ""
+    ) -> None:
         if slots < 1 or chunk < 2:
             raise RequestError(f"slots is {slots} and chunk {chunk}, expected at least 1 and 2")
         self._config = model.config
-        self._reader = Reader(model, slots, fast=fast)
+        self._reader: Reader | GraphedReader = (
+            GraphedReader(model, slots, backend=graphed) if graphed else Reader(model, slots, fast=fast)
+        )
         self.unspeculative = "" if fast or self._reader.exact_drafts else INEXACT
         self._drafts = Drafts()
         self._chunk = chunk

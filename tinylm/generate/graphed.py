@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tinylm.cache import SlotRows, Slots
+from tinylm.errors import RequestError
 from tinylm.model import Transformer
 from tinylm.sampling import Floats
 
@@ -49,12 +50,15 @@ class GraphedReader:
     Sizes are powers of two: a step computes the slots up to the highest busy one, rounded up. `backend` is
     torch.compile's; `record` is a CUDA graph where the model lies on CUDA. Weights are taken as they lie in
     memory: they may change in place, not move. As with a reader that is `fast`, what a row gives may depend
-    on the size of the step, in its last digits.
+    on the size of the step, in its last digits. Raises RequestError for models that add n-grams.
     """
 
     def __init__(
-        self, model: Transformer, slots: int, *, backend: str = "inductor", record: Record | None = None
+        self, model: object, slots: int, *, backend: str = "inductor", record: Record | None = None
     ) -> None:
+        if not isinstance(model, Transformer) or model.config.ngrams:
+            what = "it adds n-grams" if isinstance(model, Transformer) else "it is no Transformer of tinylm"
+            raise RequestError(f"model: {what}, which steps in a CUDA graph do not know; leave graphs out")
         self.exact_drafts, self.how = False, "compiled steps in a CUDA graph"
         room = 1 << (slots - 1).bit_length()  # idle slots up to a power of two
         self._model, self._slots = model, model.new_slots(room)
