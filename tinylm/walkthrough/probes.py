@@ -1,0 +1,22 @@
+"""What a stage learns of a model by changing what it reads, one token at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tinylm.attention import Seen
+from tinylm.model import Transformer
+
+
+def moved(model: Transformer, ids_T: Tensor, segments: Seen = None) -> Tensor:
+    """How far the logits at each position move when one token is changed: [T changed, T], the farthest.
+
+    `segments` as the model takes them, for T rows or for one that stands for all.
+    """
+    changed_TT = ids_T.repeat(len(ids_T), 1)
+    changed_TT.diagonal().copy_((ids_T + 1) % 256)
+    with torch.inference_mode():
+        before_TTV = model(ids_T.expand_as(changed_TT), segments=segments)
+        moves_TTV: Tensor = model(changed_TT, segments=segments) - before_TTV
+    return moves_TTV.abs().amax(dim=-1)
