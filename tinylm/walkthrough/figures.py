@@ -40,9 +40,9 @@ def lines(
 ) -> bytes:
     """A line for each series of (x, y), and horizontal ones at `levels`.
 
-    `log` names the logarithmic axes, "x", "y" or "xy"; one that has to hold a 0 is linear up to its smallest
-    other value. `ticks` are what stands at x = 0, 1, 2 and so on in place of these numbers, in several
-    lines where it is long.
+    `log` names the logarithmic axes, "x", "y" or "xy"; one that has to hold a 0 is linear up to the power
+    of ten below its smallest other value. `ticks` are what stands at x = 0, 1, 2 and so on in place of
+    these numbers, in several lines where it is long.
     """
     figure, axes = _figure()
     for color, (name, points) in zip(_colors(len(series)), series.items(), strict=True):
@@ -57,7 +57,8 @@ def lines(
         sizes = {abs(point["xy".index(axis)]) for point in every}
         kind: dict[str, Any] = {"value": "log"}
         if 0 in sizes and len(sizes) > 1:
-            kind = {"value": "symlog", "linthresh": 10.0 ** np.floor(np.log10(min(sizes - {0})))}
+            least = 10.0 ** np.floor(np.log10(min(sizes - {0})))
+            kind = {"value": "symlog", "linthresh": least, "linscale": 2}
         getattr(axes, f"set_{axis}scale")(**kind)
         getattr(axes, f"{axis}axis").set_major_formatter("{x:,g}")
     if ticks:
