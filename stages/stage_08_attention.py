@@ -20,6 +20,7 @@ from tinylm.generate import generate
 from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer, rate_scale
 from tinylm.walkthrough import Lab, Stage, figures
+from tinylm.walkthrough.probes import moved
 from tinylm.walkthrough.texts import split_names
 
 STAGE = Stage(
@@ -71,15 +72,6 @@ def trained(split: Split, steps: int, device: str) -> tuple[Transformer, float]:
         torch.autograd.backward(loss)
         optimizer.step(rate_scale(step, steps, warmup=0.02, decay=0.6))
     return model, loss.item() / float(np.log(2))
-
-
-def moved(model: Transformer, ids_T: Tensor) -> Tensor:
-    """How far the logits at each position move when one token is changed: [T changed, T], the farthest."""
-    changed_TT = ids_T.repeat(len(ids_T), 1)
-    changed_TT.diagonal().copy_((ids_T + 1) % 256)
-    with torch.inference_mode():
-        moves_TTV: Tensor = model(changed_TT) - model(ids_T.expand_as(changed_TT))
-    return moves_TTV.abs().amax(dim=-1)
 
 
 def recorded(model: Transformer, ids_T: Tensor) -> list[Tensor]:

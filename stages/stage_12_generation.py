@@ -18,7 +18,7 @@ from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer, rate_scale
 from tinylm.sampling import distribution
 from tinylm.tokenizer import Ids, encode
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
 
 STAGE = Stage(
     number=12,
@@ -73,10 +73,10 @@ def write(model: Transformer, prompt: str | Ids, config: GenerateConfig) -> tupl
     return [i for event in events for i in event.ids], "".join(event.text for event in events), end
 
 
-def end_probability(model: Transformer, text: str) -> float:
-    """The probability that the document ends after `text`."""
-    logits_V = Context(model, prompt_ids(text)).logits()
-    return float(distribution(logits_V, GenerateConfig(temperature=1.0))[DOC_BOUNDARY])
+def end_probabilities(model: Transformer, text: str) -> list[float]:
+    """The probability that the document ends, after each character of `text`."""
+    logits_TV = [Context(model, prompt_ids(text[:n])).logits() for n in range(1, len(text) + 1)]
+    return [float(distribution(row, GenerateConfig(temperature=1.0))[DOC_BOUNDARY]) for row in logits_TV]
 
 
 def experiment(lab: Lab) -> None:
@@ -96,8 +96,11 @@ def experiment(lab: Lab) -> None:
     lab.note(f"masked, seed 0: {write(models['masked'], '', configs[0])[1]!r}, and the limit of {LIMIT}")
 
     texts = ("😊", "😊📚", "😊📚😊", "Two cats sleep.", "Two cats sleep.\nOne wakes.")
-    likely = {text: [end_probability(models[name], text) for name in models] for text in texts}
+    likely = {text: [end_probabilities(models[name], text)[-1] for name in models] for text in texts}
     lab.table(["so far", "p(ends here), scored", "masked"], [[repr(text), *p] for text, p in likely.items()])
+    curves = {f"boundaries {n}": list(enumerate(end_probabilities(models[n], texts[-1]))) for n in models}
+    x, ticks = "read so far, up to this character", [repr(letter)[1:-1] for letter in texts[-1]]
+    lab.figure(lambda: figures.lines(curves, x=x, y="p(ends here)", ticks=ticks))
     lab.value("p_stop", likely["Two cats sleep."][0], tolerance=0.05)
     lab.value("p_end", likely["😊📚😊"][0], tolerance=0.05)
 
@@ -121,8 +124,7 @@ def experiment(lab: Lab) -> None:
         far, _, _ = write(models["masked"], "", GenerateConfig(seed=1, max_tokens=FAR))
     read = [len(call.args[2]) for call in reader.chunk.call_args_list]
     read += [len(ids) for call in reader.step.call_args_list for _, ids in call.args[0].values()]
-    ids, apart = [DOC_BOUNDARY, *far], 0.0
-    running = Context(models["masked"], ids[:1])
+    ids, apart, running = [DOC_BOUNDARY, *far], 0.0, Context(models["masked"], [DOC_BOUNDARY])
     for known, token in enumerate(far, start=1):
         afresh = Context(models["masked"], ids[:known])
         apart = max(apart, float(np.abs(running.logits() - afresh.logits()).max()))

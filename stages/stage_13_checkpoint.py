@@ -12,7 +12,7 @@ from tinylm.config import ModelConfig, TrainConfig
 from tinylm.errors import TinylmError
 from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer
-from tinylm.walkthrough import Lab, Stage, workspace
+from tinylm.walkthrough import Lab, Stage, figures, workspace
 
 STAGE = Stage(
     number=13,
@@ -113,10 +113,13 @@ def experiment(lab: Lab) -> None:
             )
         found = checkpoint.find(run)
         total = sum(file.stat().st_size for file in earlier.iterdir())
+    loaders = ["format alone", "file with its contract", "step with its manifest"]
     lab.table(
-        ["way", "damage", "format alone", "file with its contract", "step with its manifest"],
+        ["way", "damage", *loaders],
         [[i, name, *map(cell, said[name])] for i, way in enumerate(WAYS, 1) for name in WAYS[way]],
     )
+    loads = {name: [message is None for message in messages] for name, messages in said.items()}
+    lab.figure(lambda: figures.grid(loads, loaders, yes="loads", no="is refused"))
     renamed = safetensors.torch.load(DAMAGES["names of a compiled model"](whole))
     random = len(Transformer(SHAPE).load_state_dict(renamed, strict=False).missing_keys)
     lab.note(f"names of a compiled model: a loader that takes what fits leaves {random} tensors random")

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 
 from tinylm import checkpoint, metrics, trainer
@@ -16,7 +17,7 @@ from tinylm.evaluate import evaluate
 from tinylm.optimizer import rate_scale
 from tinylm.reports import Report
 from tinylm.training_step import Run, train_step
-from tinylm.walkthrough import Lab, Stage, killed, workspace
+from tinylm.walkthrough import Lab, Stage, figures, killed, workspace
 
 STAGE = Stage(
     number=14,
@@ -115,11 +116,12 @@ def experiment(lab: Lab) -> None:
             trainer.resume("run")
         same = compare(alone / "run", other / "run", steps)
         rows = [row["loss"] for row in metrics.read_metrics(alone / "run") if "loss" in row][steps // 2 :]
-        apart, bits, table = {}, {}, []
+        apart, gaps, bits, table = {}, {}, {}, []
         for name in FORGOTTEN:
             losses, run = go_on(name, alone / "run", corpus, steps // 2)
             differ = [abs(a - b) for a, b in zip(losses, rows, strict=True)]
             apart[name], first = max(differ), next((n for n, gap in enumerate(differ, 1) if gap), "never")
+            gaps[name] = list(enumerate(accumulate(differ, max), steps // 2 + 1))
             bits[name] = evaluate(run.model, corpus.validation, limit=20_000).bits_per_byte
             table.append([name, str(first), f"{apart[name]:.4f}", f"{bits[name]:.3f}"])
         started = time.perf_counter()
@@ -129,6 +131,9 @@ def experiment(lab: Lab) -> None:
     lab.table(["file", "bytes", "equal"], [[name, *facts] for name, facts in same.items()])
     lab.note(f"resumed by hand at step {steps // 2}, with one thing forgotten:")
     lab.table(["forgotten", "first loss that differs", "farthest apart", "bits per byte"], table)
+    few = ("nothing", "Muon's momentum", "the place in the data", "the place in the schedule")
+    shown, y = {f"forgotten: {name}": gaps[name] for name in few}, "losses: farthest apart so far, in nats"
+    lab.figure(lambda: figures.lines(shown, x="step", y=y, log="y", marks=False))
     size = sum(facts[0] for facts in list(same.values())[:3])
     for key, name in (
         ("momentum", "Muon's momentum"),

@@ -22,7 +22,7 @@ from tinylm.model import Transformer
 from tinylm.optimizer import rate_scale
 from tinylm.reports import Report
 from tinylm.training_step import Run, train_step
-from tinylm.walkthrough import Lab, Stage, workspace
+from tinylm.walkthrough import Lab, Stage, figures, probes, workspace
 
 STAGE = Stage(
     number=15,
@@ -36,7 +36,6 @@ STAGE = Stage(
 )
 SHAPE = ModelConfig(layers=2, width=64, mlp_width=160, heads=2, kv_heads=2, head_size=32, window=128)
 ROWS = {"cross": 8, "mask": 8, "reset": 37}  # about as many targets in a step
-DOCUMENTS = 6_000
 FIRST, OTHER, SECOND = b"LATIN SMALL E", b"GREEK 1234567", b"LATIN SMALL LETTER E"
 
 
@@ -106,7 +105,7 @@ def trained(corpus: Corpus, folder: Path, lab: Lab) -> tuple[dict[Policy, Run], 
 
 def experiment(lab: Lab) -> None:
     with workspace() as folder:
-        limit = CorpusConfig(max_documents=DOCUMENTS, truncate=True)
+        limit = CorpusConfig(max_documents=6_000, truncate=True)
         corpus = build_corpus("builtin:unicode", folder / "corpus", limit)
         runs, seconds = trained(corpus, folder, lab)
         models = {policy: run.model for policy, run in runs.items()}
@@ -118,7 +117,7 @@ def experiment(lab: Lab) -> None:
             alone[policy] = evaluate(model, corpus.validation).bits_per_byte
             model.config = dataclasses.replace(model.config, policy=policy)
     cross, mask, reset = (models[policy] for policy in POLICIES)
-    segments = SEGMENTS.to(cross.device)
+    row, segments = (x.to(cross.device) for x in (torch.tensor(ids(FIRST, SECOND)), SEGMENTS))
     leaks = {
         "cross: a boundary": moved(in_a_row(cross)),
         "cross: a boundary, positions begin anew": moved(in_a_row(restarted(cross))),
@@ -130,15 +129,15 @@ def experiment(lab: Lab) -> None:
         "reset: a row each": moved(a_row_each(reset)),
         "reset: generating": moved(generating(reset)),
     }
-    lab.table(
-        ["what stands between document 1 and 2", "logits of 2 move by"], [list(x) for x in leaks.items()]
-    )
+    lab.table(["what stands between document 1 and 2", "logits of 2 move by"], list(leaks.items()))
+    maps = {"cross": probes.moved(cross, row), "mask": probes.moved(mask, row, segments[0])}
+    panels = {name: moved_TT.cpu().numpy() for name, moved_TT in maps.items()}
+    x, y = "position of the logits", "position of the changed token"
+    lab.figure(lambda: figures.maps(panels, x=x, y=y, scale="farthest that a logit moved"))
+    times = {p: f"x {seconds[p] / seconds['cross']:.2f}" for p in POLICIES}
     lab.table(
         ["policy", "padding", "time per target", "bits per byte, own protocol", "each document alone"],
-        [
-            [p, f"{padding[p]:.1%}", f"x {seconds[p] / seconds['cross']:.2f}", own[p], alone[p]]
-            for p in POLICIES
-        ],
+        [[p, f"{padding[p]:.1%}", times[p], own[p], alone[p]] for p in POLICIES],
     )
     open_ways = [name for name, leak in leaks.items() if name.startswith("cross") or "left out" in name]
     lab.value("documents", corpus.train.documents)

@@ -22,7 +22,7 @@ from tinylm.generate import Engine, Sampled, Task
 from tinylm.generate.context import prompt_ids
 from tinylm.model import Transformer, flops_per_token
 from tinylm.reports import Report
-from tinylm.walkthrough import Lab, Stage, workspace
+from tinylm.walkthrough import Lab, Stage, figures, workspace
 
 STAGE = Stage(
     number=20,
@@ -61,8 +61,7 @@ def operators_of_a_step(config: TrainConfig, corpus: Corpus, folder: Path) -> in
     """Operators that one training step calls: forward, backward and the optimizer."""
     model, machine = Transformer(config.resolved_model()), choose_machine(config)
     run = trainer.prepare(folder, config, machine, corpus, model, Report())
-    operators = Operators()  # type: ignore[no-untyped-call]
-    with operators:
+    with (operators := Operators()):  # type: ignore[no-untyped-call]
         training_step.train_step(run, run.plan.batch(0), 0, 1.0)
     return operators.count
 
@@ -113,18 +112,16 @@ def experiment(lab: Lab) -> None:
             data=str(corpus.path), model=SHAPE, steps=8 if lab.quick else 100, batch_rows=16, sample_tokens=0,
             evaluate_every=1_000, device="cuda" if lab.device == "cuda" else "cpu", precision="float32",
         )  # fmt: skip
-        rows: list[list[object]] = []
-        bits, operators, flops = [], [], []
+        rows: dict[str, list[float]] = {}
         for number, (name, change) in enumerate(CHANGES):
             config = dataclasses.replace(config, out=str(folder / str(number)), **change)
             result = trainer.train(config)
             assert result.evaluation is not None
-            bits.append(result.evaluation.bits_per_byte)
-            operators.append(operators_of_a_step(config, corpus, folder))
-            flops.append(3e-6 * flops_per_token(config.resolved_model(), SHAPE.window))
+            calls_made, learned = operators_of_a_step(config, corpus, folder), result.evaluation.bits_per_byte
+            arithmetic = 3e-6 * flops_per_token(config.resolved_model(), SHAPE.window)
             timings = (result.run / metrics.TIMINGS).read_text(encoding="utf-8").splitlines()
             seconds = statistics.median(json.loads(line)["seconds"] for line in timings)
-            rows.append([name, operators[-1], flops[-1], 16e-3 * SHAPE.window / seconds, bits[-1]])
+            rows[name] = [calls_made, arithmetic, 16e-3 * SHAPE.window / seconds, learned]
         model = checkpoint.load_model(result.run)
         ways = {"everything again": by_hand(False), "keys and values kept": by_hand(True)}
         ways |= {"compiled step": in_engine(0), "drafts of up to 8": in_engine(8)}
@@ -136,7 +133,12 @@ def experiment(lab: Lab) -> None:
             said.append(ids)
             written.append([name, read / made, passes / made, 1e3 * (time.perf_counter() - began) / made])
         reads, calls = ([float(str(row[place])) for row in written] for place in (1, 2))
-    lab.table(["training", "operators a step", "MFLOP a byte", "kB a second", "bits per byte"], rows)
+    columns = ["operators a step", "MFLOP a byte", "kB a second", "bits per byte"]
+    lab.table(["training", *columns], [[name, *row] for name, row in rows.items()])
+    operators, flops, _, bits = zip(*rows.values(), strict=True)
+    measured = {"operators a step": operators, "MFLOP a byte": flops, "bits per byte": bits}
+    series = {name: [(at, n / found[0]) for at, n in enumerate(found)] for name, found in measured.items()}
+    lab.figure(lambda: figures.lines(series, x="change by change", y="naive loop = 1", ticks=list(rows)))
     lab.table(["writing", "positions a token", "passes a token", "ms a token"], written)
     lab.value("naive_operators", operators[0], tolerance=300)
     lab.value("batched_operators", operators[1], tolerance=60)
@@ -152,9 +154,7 @@ def experiment(lab: Lab) -> None:
         "for no FLOPs, since a table is looked up, not multiplied. Then half of the layers can go, for "
         f"{bits[5] - bits[4]:+.3f} bits. The compiled step computes the same in one call for hundreds."
     )
-    lab.costs(
-        "Tables make the file larger by far, and no other program reads it. Wrong drafts are for nothing."
-    )
+    lab.costs("Tables make the file far larger, and no other program reads it. Wrong drafts are for nothing.")
     lab.proves(
         "that the gains add up on the same bytes, and that caching, compiling and drafting change no token.",
         does_not_prove="how many seconds it takes: that depends on the machine and its load, and no check "

@@ -13,6 +13,7 @@ from tinylm.batches import Plan
 from tinylm.corpus import Split
 from tinylm.generate import Context
 from tinylm.model import Transformer
+from tinylm.walkthrough.probes import moved
 
 
 def awake(stage, policy: str = "mask") -> Transformer:
@@ -67,6 +68,12 @@ class Walls(unittest.TestCase):
         holed = dense_mask(self.stage.SEGMENTS).clone()
         holed[0, 0, self.stage.CUT, self.stage.CUT - 1] = True
         self.assertGreater(self.stage.moved(self.stage.in_a_row(self.model, holed)), 1e-3)
+
+    def test_the_map_of_what_moved_is_the_mask(self) -> None:
+        row_T = torch.tensor(self.stage.ids(self.stage.FIRST, self.stage.SECOND))
+        for segments in (self.stage.SEGMENTS, torch.zeros_like(self.stage.SEGMENTS)):
+            moved_TT = moved(self.model, row_T, segments[0])
+            self.assertTrue(torch.equal(moved_TT.T != 0, dense_mask(segments)[0, 0]))
 
     def test_a_row_of_its_own_is_one(self) -> None:
         self.assertEqual(self.stage.moved(self.stage.a_row_each(self.model)), 0.0)

@@ -331,6 +331,9 @@ class Figures(unittest.TestCase):
         maps = {"one": [[0.0, 1.0], [2.0, 0.0]], "two": [[1.0, 1.0], [1.0, 3.0]]}
         return {
             "lines": figures.lines({"안 & <b>": [(1, 2.0), (10, 1.0)]}, x="steps", y="bits", log="x"),
+            "nought": figures.lines({"a": [(1, 0.0), (2, 0.03), (3, 20.0)]}, x="x", y="y", log="y"),
+            "ticks": figures.lines({"a": [(0, 2.0), (1, 1.0)]}, x="x", y="y", ticks=["\n", "all of " * 9]),
+            "grid": figures.grid({"cut off": [False, True]}, ["alone", "whole"], yes="loads", no="refused"),
             "levels": figures.lines({"a": [(1, 2.0), (2, 1.0)]}, x="x", y="y", levels={"limit": 1.5}),
             "bars": figures.bars([("short", 1, 3, "error"), ("whole", 3, 3, "5.1")], x="steps"),
             "maps": figures.maps(maps, x="place", y="changed", scale="moved"),
@@ -339,6 +342,9 @@ class Figures(unittest.TestCase):
     def test_a_figure_is_svg_whose_text_stays_text_and_whose_ink_is_the_reader_s(self) -> None:
         said = {
             "lines": ("안 & <b>", "steps", "bits", "10"),
+            "nought": ("0", "0.01", "10"),
+            "ticks": ("all of all of all of all of all of",),
+            "grid": ("cut off", "alone", "whole", "loads", "refused"),
             "levels": ("limit",),
             "bars": ("short", "error", "5.1"),
             "maps": ("one", "two", "place", "changed", "moved"),
@@ -350,6 +356,16 @@ class Figures(unittest.TestCase):
                 self.assertLessEqual(set(said[name]), set(words))
                 self.assertEqual(re.findall(r"(?:fill|stroke|color): ?(?:#000000|#010203|black)", text), [])
                 self.assertIn("currentColor", text)
+
+    def test_a_grid_fills_what_is_true(self) -> None:
+        def marks(cells: list[bool]) -> tuple[int, int]:
+            """Filled and empty marks, without the two of the legend."""
+            text = figures.grid({"a": cells}, ["1", "2", "3"], yes="y", no="n").decode("utf-8")
+            filled, empty = (text.count(f"fill: {ink}; stroke: #") for ink in (figures.COLORS[1], "none"))
+            return filled - 1, empty - 1
+
+        self.assertEqual(marks([True, False, True]), (2, 1))
+        self.assertEqual(marks([False, False, False]), (0, 3))
 
     def test_the_same_numbers_make_the_same_bytes(self) -> None:
         self.assertEqual(self.drawn(), self.drawn())

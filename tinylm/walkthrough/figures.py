@@ -7,6 +7,7 @@ imported when the first figure is drawn.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +36,13 @@ def lines(
     levels: Mapping[str, float] | None = None,
     log: str = "",
     marks: bool = True,
+    ticks: Sequence[str] = (),
 ) -> bytes:
     """A line for each series of (x, y), and horizontal ones at `levels`.
 
-    `log` names the logarithmic axes, "x", "y" or "xy".
+    `log` names the logarithmic axes, "x", "y" or "xy"; one that has to hold a 0 is linear up to the power
+    of ten below its smallest other value. `ticks` are what stands at x = 0, 1, 2 and so on in place of
+    these numbers, in several lines where it is long.
     """
     figure, axes = _figure()
     for color, (name, points) in zip(_colors(len(series)), series.items(), strict=True):
@@ -50,10 +54,18 @@ def lines(
         if axis not in log and all(float(value).is_integer() for value in values):  # no 2.5 tokens
             getattr(axes, f"{axis}axis").get_major_locator().set_params(integer=True)
     for axis in log:
-        getattr(axes, f"set_{axis}scale")("log")
+        sizes = {abs(point["xy".index(axis)]) for point in every}
+        kind: dict[str, Any] = {"value": "log"}
+        if 0 in sizes and len(sizes) > 1:
+            least = 10.0 ** np.floor(np.log10(min(sizes - {0})))
+            kind = {"value": "symlog", "linthresh": least, "linscale": 2}
+        getattr(axes, f"set_{axis}scale")(**kind)
         getattr(axes, f"{axis}axis").set_major_formatter("{x:,g}")
+    if ticks:
+        wrap = textwrap.TextWrapper(width=72 // len(ticks), break_long_words=False)
+        axes.set_xticks(range(len(ticks)), map(wrap.fill, ticks))
     axes.set(xlabel=x, ylabel=y)
-    axes.grid(alpha=0.2, color=INK)
+    axes.grid(alpha=0.2, color=INK, axis="y" if ticks else "both")
     axes.legend(frameon=False, labelcolor=INK)
     return svg(figure)
 
@@ -87,6 +99,27 @@ def maps(panels: Mapping[str, npt.ArrayLike], *, x: str, y: str, scale: str) -> 
     bar = figure.colorbar(drawn, ax=figure.axes, label=scale, shrink=0.8)
     bar.outline.set_edgecolor(INK)
     bar.ax.set_facecolor("none")
+    return svg(figure)
+
+
+def grid(rows: Mapping[str, Sequence[bool]], columns: Sequence[str], *, yes: str, no: str) -> bytes:
+    """A mark for each row and column, from top to bottom: filled where `yes`, empty where `no`."""
+    figure, axes = _figure(height=0.3 * len(rows) + 1.2)
+    every = [(place, -at, cell) for at, row in enumerate(rows.values()) for place, cell in enumerate(row)]
+    for truth, name, color, fill in ((True, yes, COLORS[1], COLORS[1]), (False, no, COLORS[0], "none")):
+        places = [(x, y) for x, y, cell in every if cell is truth]
+        axes.scatter(
+            *np.reshape(places, (-1, 2)).T, s=70, c=fill, edgecolors=color, linewidths=1.5, label=name
+        )
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(0, -len(rows), -1), list(rows))
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(0.6 - len(rows), 0.6))
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.grid(axis="y", alpha=0.2, color=INK)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=INK)
     return svg(figure)
 
 
