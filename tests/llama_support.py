@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import shutil
 import unittest
 from pathlib import Path
 
@@ -23,6 +24,14 @@ REQUIRED = os.environ.get(VARIABLE)
 NODE_MODULES = Path(REQUIRED) if REQUIRED else None
 
 TINY = ModelConfig(layers=1, width=32, mlp_width=32, heads=2, kv_heads=2, head_size=16, window=64)
+
+
+_which = shutil.which
+
+
+def without_node(name: str) -> str | None:
+    """`shutil.which` without Node.js; a missing compiler would be remembered for the whole process."""
+    return None if name == "node" else _which(name)
 
 
 def random_model(config: ModelConfig = TINY, seed: int = 0) -> Transformer:

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from tests.llama_support import NODE_MODULES, TINY, needs_llama_cpp, random_model
+from tests.llama_support import NODE_MODULES, TINY, needs_llama_cpp, random_model, without_node
 from tests.stage_support import ROOT
 from tinylm import load
 from tinylm.config import PRESETS, GenerateConfig, ModelConfig
@@ -267,7 +267,7 @@ class WithoutLlamaCpp(unittest.TestCase):
         return verify_gguf(random_model(), Path("none.gguf"), "f32", node_modules)
 
     def test_a_missing_node_is_said_in_one_line(self) -> None:
-        with mock.patch("shutil.which", lambda name: None):
+        with mock.patch("shutil.which", without_node):
             self.assertRegex(
                 " / ".join(self.verified(None)), r"^not verified.*node was not found.*npm install"
             )

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import safetensors.torch
 
-from tests.llama_support import TINY, random_model
+from tests.llama_support import TINY, random_model, without_node
 from tests.stage_support import load_stage, page_arguments, run_stage
 from tinylm.interop import huggingface
 from tinylm.interop.by_hand import ByHand, log_softmax, read_safetensors
@@ -35,7 +35,7 @@ class TheStage(unittest.TestCase):
         self.assertLessEqual(max(len(line) for line in printed.splitlines()), 120)
 
     def test_a_program_that_is_missing_is_skipped_in_a_line(self) -> None:
-        with mock.patch("shutil.which", lambda name: None):
+        with mock.patch("shutil.which", without_node):
             code, printed = run_stage(load_stage(19), "--quick")
         self.assertEqual(code, 0, printed)
         self.assertEqual(sum(": skipped (" in line for line in printed.splitlines()), 2, printed)
@@ -46,7 +46,7 @@ class TheStage(unittest.TestCase):
         def other(*arguments) -> dict:
             return {**real(*arguments), "rope_theta": 500_000.0}
 
-        with mock.patch.object(huggingface, "config_json", other), mock.patch("shutil.which", lambda _: None):
+        with mock.patch.object(huggingface, "config_json", other), mock.patch("shutil.which", without_node):
             code, printed = run_stage(load_stage(19), "--quick")
         self.assertEqual(code, 1)
         self.assertIn("every program that ran agrees", printed)
