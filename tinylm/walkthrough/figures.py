@@ -145,8 +145,7 @@ def stacks(panels: Mapping[str, Sequence[Sequence[str]]], kinds: Sequence[str], 
             cells = Path.make_compound_path_from_polys(places + corners)
             axes.add_patch(PathPatch(cells, facecolor=color, linewidth=0, label=kind))
         axes.set(ylabel=y, title=name, xlim=(0, len(columns)), ylim=(0, max(map(len, columns))))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.get_major_locator().set_params(integer=True)
+        axes.locator_params(integer=True)
     axes.set_xlabel(x)
     named = first.get_legend_handles_labels()
     figure.legend(*named, loc="outside upper center", ncols=len(kinds), frameon=False, labelcolor=INK)
