@@ -93,7 +93,7 @@ def experiment(lab: Lab) -> None:
         "ln 257": [(0, math.log(257))],
     }
     y = "training loss, nats per target"
-    lab.figure(lambda: figures.lines(drawn | loose, x="step", y=y, loose=loose, log="y", marks=False))
+    lab.figure(lambda: figures.lines(drawn | loose, x="step", y=y, loose=[*loose], log="y", marks=False))
     scales = [rate_scale(step, 120, 0.02, 0.6) for step in (0, 2, 24, 47, 84, 119)]
     lab.note("rate at steps 0, 2, 24, 47, 84, 119 of 120: " + ", ".join(f"{scale:.3f}" for scale in scales))
     lab.note(f"gradients of one big batch and of four micro-batches, in float64: at most {apart:.1e} apart")

@@ -360,13 +360,14 @@ class Figures(unittest.TestCase):
                 self.assertEqual(re.findall(r"(?:fill|stroke|color): ?(?:#000000|#010203|black)", text), [])
                 self.assertIn("currentColor", text)
 
+    def test_the_same_numbers_make_the_same_bytes(self) -> None:
+        self.assertEqual(self.drawn(), self.drawn())
+
     def test_a_cell_is_drawn_in_the_colour_of_its_kind(self) -> None:
         columns = {"panel": [["old"], ["new", "old"], ["new", "new", "new"]]}
         drawn = figures.stacks(columns, ("old", "new"), x="text", y="copies").decode("utf-8")
         paths = re.findall(r'<path d="([^"]*)"[^>]*style="fill: (#\w+)', drawn)
-        cells = {
-            color: path.count("M ") for path, color in reversed(paths)
-        }  # the legend's follow the panel's
+        cells = {color: path.count("M ") for path, color in reversed(paths)}  # panels, then legend
         self.assertEqual([cells[color] for color in figures.COLORS[:2]], [2, 4])
 
     def test_loose_points_are_not_joined(self) -> None:
@@ -375,9 +376,6 @@ class Figures(unittest.TestCase):
             drawn = figures.lines(series, x="x", y="y", loose=loose).decode("utf-8")
             curves = re.findall(r'<path d="[^"]*" clip-path[^>]*style="fill: none; stroke: (#\w+)', drawn)
             self.assertEqual(sum(color in figures.COLORS for color in curves), joined)
-
-    def test_the_same_numbers_make_the_same_bytes(self) -> None:
-        self.assertEqual(self.drawn(), self.drawn())
 
 
 class Texts(unittest.TestCase):

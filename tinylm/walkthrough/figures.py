@@ -7,7 +7,7 @@ imported when the first figure is drawn.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,7 @@ def lines(
     *,
     x: str,
     y: str,
-    loose: Collection[str] = (),
+    loose: Sequence[str] = (),
     levels: Mapping[str, float] | None = None,
     log: str = "",
     marks: bool = True,
