@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from tinylm import contract, tokenizer
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
 
 STAGE = Stage(
     number=4,
@@ -35,6 +35,11 @@ def one_boundary(documents: tuple[str, ...]) -> list[int]:
 def begin_and_end(documents: tuple[str, ...]) -> list[int]:
     """The usual alternative: BOS (256) before and EOS (257) after every document."""
     return [token for document in documents for token in (256, *tokenizer.encode(document), 257)]
+
+
+def not_text(stream: list[int]) -> int:
+    """How many tokens of a stream stand for no byte."""
+    return sum(token >= 256 for token in stream)
 
 
 def token_parameters(vocabulary: int, width: int = WIDTH) -> int:
@@ -76,6 +81,16 @@ def experiment(lab: Lab) -> None:
     lab.value("parameters_one", token_parameters(257))
     lab.value("parameters_two", token_parameters(258))
     lab.value("parameters_apart", token_parameters(258) - token_parameters(257))
+    ways = {"BOS and EOS": begin_and_end, "one boundary": one_boundary}
+    added = {
+        name: [(n, not_text(stream((DOCUMENTS * n)[:n]))) for n in range(1, 101)]
+        for name, stream in ways.items()
+    }
+    lab.figure(
+        lambda: figures.lines(added, x="documents in the stream", y="tokens that are not text", marks=False)
+    )
+    lab.value("hundred_two", added["BOS and EOS"][-1][1])
+    lab.value("hundred_one", added["one boundary"][-1][1])
 
     typed = tokenizer.encode(TYPED)
     raw = bytes([65, 255, 66])

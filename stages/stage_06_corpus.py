@@ -10,7 +10,7 @@ from tinylm.config import CorpusConfig
 from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus import Corpus, Split, build_corpus
 from tinylm.errors import LimitError
-from tinylm.walkthrough import INDENT, WIDTH, Lab, Stage, workspace
+from tinylm.walkthrough import INDENT, WIDTH, Lab, Stage, figures, workspace
 
 STAGE = Stage(
     number=6,
@@ -25,6 +25,7 @@ STAGE = Stage(
 )
 GREETINGS = ("good morning", "guten Morgen", "доброе утро", "おはよう", "안녕", "صباح الخير")
 MARKER = "<|doc|>"
+KINDS = ("trained on", "held out, and trained on as well", "held out, never seen")
 COUNTED = ("documents", "characters", "bytes", "tokens")
 
 
@@ -42,6 +43,14 @@ def joined_by_marker(documents: list[str]) -> int:
 def in_both(train: list[bytes], held_out: list[bytes]) -> int:
     """Held-out documents that also stand in the training part."""
     return sum(document in set(train) for document in held_out)
+
+
+def sides(documents: list[bytes], held_out: list[bool]) -> list[list[str]]:
+    """For each text, as it first comes: on which side each of its copies is."""
+    columns: dict[bytes, list[bool]] = {}
+    for document, held in zip(documents, held_out, strict=True):
+        columns.setdefault(document, []).append(held)
+    return [[KINDS[1 + all(column)] if held else KINDS[0] for held in column] for column in columns.values()]
 
 
 def documents_of(split: Split) -> list[bytes]:
@@ -83,6 +92,13 @@ def experiment(lab: Lab) -> None:
         lab.table(
             ["who is held out", "held out", "of these also in training"],
             [["each tenth document", len(raw[9::10]), by_position], ["by SHA-256", len(held_out), by_hash]],
+        )
+        panels = {
+            "each tenth document is held out": sides(raw, [n % 10 == 9 for n in range(len(raw))]),
+            "SHA-256 decides": sides(raw, [text in held_out for text in raw]),
+        }
+        lab.figure(
+            lambda: figures.stacks(panels, KINDS, x="text, in the order of first appearance", y="copies")
         )
         one = build_corpus(["".join(documents)], folder / "one")
 

@@ -1,5 +1,6 @@
 """Stage 07: rows, epochs and steps, and what is lost when examples are drawn at random."""
 
+import math
 import sys
 from itertools import islice
 
@@ -11,7 +12,7 @@ from tinylm.config import CorpusConfig, Policy
 from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus import Split
 from tinylm.sources import open_sources
-from tinylm.walkthrough import Lab, Stage
+from tinylm.walkthrough import Lab, Stage, figures
 
 STAGE = Stage(
     number=7,
@@ -63,6 +64,15 @@ def times_scored(split: Split, rows: Rows) -> Integers:
     return np.cumsum(change)[1:-1]
 
 
+def coverage(split: Split, rows: Rows) -> list[tuple[float, float]]:
+    """After each twentieth of an epoch's rows: the share of the targets seen so far, both in percent."""
+    seen = [0.0]
+    for part in range(1, 21):
+        until = part * len(rows[0]) // 20
+        seen.append(100 * float((times_scored(split, (rows[0][:until], rows[1][:until])) > 0).mean()))
+    return [(5 * part, share) for part, share in enumerate(seen)]
+
+
 def ends(split: Split, rows: Rows) -> tuple[int, int]:
     """Boundary targets: as they are, and if every row that cuts a document closed it."""
     starts, lengths = rows
@@ -102,6 +112,15 @@ def experiment(lab: Lab) -> None:
     examples = [row for policy in POLICIES for row in example_rows(policy, 4)]
     lab.table(["policy", "inputs", "targets", "masked"], examples)
     random, cross, reset = ways
+    lines = {way: coverage(split, rows) for way, rows in ways.items()}
+    lab.figure(
+        lambda: figures.lines(
+            lines,
+            x="rows of the epoch, %",
+            y="targets seen at least once, %",
+            levels={"1 - 1/e": 100 * (1 - math.exp(-1))},
+        )
+    )
     invented = {way: ends(split, ways[way])[1] - split.documents for way in plans}
     lab.value("documents", split.documents)
     lab.value("missed_percent", missed[random], tolerance=1.0)
@@ -138,7 +157,7 @@ def experiment(lab: Lab) -> None:
     for policy in POLICIES:
         targets = "".join(str(row[2]) for row in examples if row[0] == policy)
         lab.check(f"{policy}: targets are the stream, one token on", targets == wanted)
-    lab.check("random windows miss about 1/e", abs(missed[random] / 100 - np.exp(-1)) < 0.03)
+    lab.check("random windows miss about 1/e", abs(missed[random] / 100 - math.exp(-1)) < 0.03)
 
 
 if __name__ == "__main__":

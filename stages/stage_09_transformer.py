@@ -13,20 +13,17 @@ from tinylm.config import PRESETS, CorpusConfig, ModelConfig, TrainConfig
 from tinylm.contract import VOCABULARY_SIZE
 from tinylm.corpus import Corpus, build_corpus
 from tinylm.model import Transformer, flops_per_token, parameter_count
-from tinylm.walkthrough import Lab, Stage, workspace
+from tinylm.walkthrough import Lab, Stage, figures, workspace
 
 STAGE = Stage(
     number=9,
     title="transformer",
     question="What does each parameter buy?",
     hypothesis="With 257 tokens the embedding is small change: the layers hold nearly everything, and the "
-    "MLPs most "
-    "of that. At equal steps, doubling the width buys more than doubling the layers, and a second key/value "
-    "head "
-    "is worth its parameters.",
+    "MLPs most of that. At equal steps, doubling the width buys more than doubling the layers, and a second "
+    "key/value head is worth its parameters.",
     experiment="count parameters and operations by formula and by inspection; train five shapes for equally "
-    "many "
-    "steps on the same text",
+    "many steps on the same text",
     next="When is a loss curve right?",
 )
 BASE = ModelConfig(layers=1, width=32, mlp_width=96, heads=2, kv_heads=2, head_size=32, window=64)
@@ -120,6 +117,15 @@ def experiment(lab: Lab) -> None:
             )
     lab.table(["shape", "parameters", "of base", "FLOPs of base", "bits per byte", "gained"], table)
     names = list(SHAPES)
+    at = {name: (parameter_count(config) / 1000, bits[name]) for name, config in SHAPES.items()}
+    lab.figure(
+        lambda: figures.lines(
+            {name: [at[names[0]], at[name]] for name in names[1:]},
+            x="thousand parameters",
+            y="bits per byte, held out",
+            levels={names[0]: bits[names[0]]},
+        )
+    )
     for key, name in zip(("base", "layers", "width", "mlp", "grouped"), names, strict=True):
         lab.value(f"{key}_bits", bits[name], tolerance=0.08)
     wider, deeper, shared = (
@@ -128,18 +134,15 @@ def experiment(lab: Lab) -> None:
     added = [parameter_count(SHAPES[name]) - parameter_count(BASE) for name in ("width 64", "2 layers")]
     lab.otherwise(
         f"Doubling the width bought {wider:.3f} bits per byte and the second layer {deeper:.3f}, with a "
-        "quarter of the "
-        f"parameters ({added[1]:,} instead of {added[0]:,} more): per parameter, depth wins here. Taking "
-        "away one "
-        f"key/value head of two saves 2,048 parameters and costs {-shared:.3f}; doubling the MLP hardly "
-        "shows. "
-        "The MLPs hold most parameters, and at this length of training they are the worst buy."
+        f"quarter of the parameters ({added[1]:,} instead of {added[0]:,} more): per parameter, depth wins "
+        f"here. Taking away one key/value head of two saves 2,048 parameters and costs {-shared:.3f}; "
+        "doubling the MLP hardly shows. The MLPs hold most parameters, and at this length of training they "
+        "are the worst buy."
     )
     lab.costs(
         "A parameter of a matrix costs two operations per token forward and four backward; attention adds a "
-        "term that "
-        "grows with the window. Tensor names and shapes are an interface: exports, checkpoints and other "
-        "programs read them."
+        "term that grows with the window. Tensor names and shapes are an interface: exports, checkpoints and "
+        "other programs read them."
     )
     lab.proves(
         "that the formulas count this model exactly, that the first loss is ln 257, and what one doubling "

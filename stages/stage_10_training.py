@@ -12,20 +12,17 @@ from tinylm.devices import choose_machine
 from tinylm.model import Transformer
 from tinylm.optimizer import rate_scale
 from tinylm.reports import Report
-from tinylm.walkthrough import Lab, Stage, workspace
+from tinylm.walkthrough import Lab, Stage, figures, workspace
 
 STAGE = Stage(
     number=10,
     title="training",
     question="When is a loss curve right?",
     hypothesis="When it begins at ln 257 = 5.549 nats, ends well below a unigram, and is the same curve "
-    "whether a "
-    "batch is computed in one piece or in four, and whether it is computed today or again tomorrow. AdamW "
-    "alone "
-    "should do about as well as Muon at this size.",
+    "whether a batch is computed in one piece or in four, and whether it is computed today or again "
+    "tomorrow. AdamW alone should do about as well as Muon at this size.",
     experiment="train one small model four times on names of characters: as it is, again, in micro-batches, "
-    "and "
-    "with the layers' matrices moved by AdamW instead of Muon",
+    "and with the layers' matrices moved by AdamW instead of Muon",
     next="What is a bit per byte?",
 )
 SHAPE = ModelConfig(layers=2, width=64, mlp_width=160, heads=2, kv_heads=2, head_size=32, window=64)
@@ -90,6 +87,13 @@ def experiment(lab: Lab) -> None:
             rows.append([name, curve[0], curve[len(curve) // 4], curve[-1], f"{apart:.1e}", bits[name]])
         apart = gradients_apart(corpus, folder, lab)
     lab.table(["run", "first loss", "at a quarter", "last loss", "farthest apart", "bits per byte"], rows)
+    drawn = {name: list(enumerate(curves[name])) for name in ("Muon and AdamW", "AdamW alone")}
+    loose = {
+        "in 4 micro-batches": list(enumerate(curves["in 4 micro-batches"]))[10::10],
+        "ln 257": [(0, math.log(257))],
+    }
+    y = "training loss, nats per target"
+    lab.figure(lambda: figures.lines(drawn | loose, x="step", y=y, loose=[*loose], log="y", marks=False))
     scales = [rate_scale(step, 120, 0.02, 0.6) for step in (0, 2, 24, 47, 84, 119)]
     lab.note("rate at steps 0, 2, 24, 47, 84, 119 of 120: " + ", ".join(f"{scale:.3f}" for scale in scales))
     lab.note(f"gradients of one big batch and of four micro-batches, in float64: at most {apart:.1e} apart")

@@ -9,15 +9,15 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinylm import LanguageModel, build_corpus, load, train
+from tinylm import build_corpus, load, train
 from tinylm.baselines import Baseline, ladder
 from tinylm.coder import decode_file, encode_split
 from tinylm.config import CorpusConfig, ModelConfig, TrainConfig
-from tinylm.corpus import Corpus, Split
+from tinylm.corpus import Split
 from tinylm.devices import cpu_threads
-from tinylm.evaluate import Evaluation, Tally, evaluate, rows_to_score, score
+from tinylm.evaluate import Evaluation, Tally, by_context, evaluate, rows_to_score, score
 from tinylm.model import Transformer
-from tinylm.walkthrough import Lab, Stage, workspace
+from tinylm.walkthrough import Lab, Stage, figures, workspace
 
 STAGE = Stage(
     number=11,
@@ -42,24 +42,23 @@ class Peek(Transformer):
         return super().forward(ids_BT, *more, **options) + 9.0 * answers_BTV
 
 
-def prepared(folder: Path, lab: Lab) -> tuple[Corpus, LanguageModel]:
+def prepared(folder: Path, lab: Lab) -> tuple[Split, Split, Transformer]:
     """Names of characters, a document each, and a small model trained on nine tenths of them."""
     names = CorpusConfig(max_documents=2_000 if lab.quick else 9_900, truncate=True)
     corpus = build_corpus("builtin:unicode", folder / "names", names)
-    steps = 30 if lab.quick else 300
     config = TrainConfig(
         data=str(folder / "names"),
         out=str(folder / "run"),
         model=CONFIG,
-        steps=steps,
+        steps=30 if lab.quick else 300,
         batch_rows=16,
         sample_tokens=0,
-        evaluate_every=steps,
+        evaluate_every=300,
         device="cuda" if lab.device == "cuda" else "cpu",
         compile="no",
     )
     train(config)
-    return corpus, load(folder / "run", lab.device)
+    return corpus.train, corpus.validation, load(folder / "run", lab.device).transformer
 
 
 def tallied(model: Transformer, split: Split, stride: int) -> Tally:
@@ -90,9 +89,8 @@ def experiment(lab: Lab) -> None:
         measured(lab, folder, *prepared(folder, lab))
 
 
-def measured(lab: Lab, folder: Path, corpus: Corpus, language_model: LanguageModel) -> None:
-    model, text = language_model.transformer, corpus.validation
-    ours, rungs = evaluate(model, text), ladder(corpus.train, text)
+def measured(lab: Lab, folder: Path, learned: Split, text: Split, model: Transformer) -> None:
+    ours, rungs = evaluate(model, text), ladder(learned, text)
     size, ends, full = text.bytes, text.boundaries, ours.bits_per_byte
     headers = ["predictor", "bits per byte", "without ends", "bits per end"]
     lab.table(headers, [*(rung(r.name, r) for r in rungs), rung("Transformer, 0.13M", ours)])
@@ -122,6 +120,9 @@ def measured(lab: Lab, folder: Path, corpus: Corpus, language_model: LanguageMod
         rows.append([name, bits, error, found.difference, paired, f"{read:.1f} x"])
         lab.check(f"{name}: every byte, every end once", (result.bytes, result.boundaries) == (size, ends))
     lab.table(["protocol", "bits per byte", "± error", "minus disjoint", "± paired", "tokens read"], rows)
+    levels = {f"all, {STRIDES[n]}": lab.values[f"bits_{n}"].number for n in (64, 32)}
+    x, y = "tokens before the target", "bits per byte"
+    lab.figure(lambda: figures.lines({"disjoint": by_context(model, text, 4)}, x=x, y=y, levels=levels))
 
     cheat = Peek(CONFIG).to(lab.device)
     cheat.load_state_dict(model.state_dict())
@@ -141,13 +142,12 @@ def measured(lab: Lab, folder: Path, corpus: Corpus, language_model: LanguageMod
     lab.otherwise(
         f"Windows that overlap by half change the number by {apart[32].difference:+.3f}, {apart[32].z:+.0f} "
         f"standard errors, and no weight has changed; {abs(best - full):.3f} lie between the model and the "
-        f"best table. Reading four times as much again: {apart[8].difference - apart[32].difference:+.3f}. "
-        f"And bzip2 reaches {rungs[-2].bits_per_byte:.3f}: the ladder is no formality."
+        f"best table. Stride 8 adds {apart[8].difference - apart[32].difference:+.3f}. And bzip2 reaches "
+        f"{rungs[-2].bits_per_byte:.3f}: the ladder is no formality."
     )
     lab.costs(
-        "A forward pass over the text, eight of them at stride 8; one per token for the coder. A "
-        "mistake here reaches every comparison ever made, so an Evaluation carries split, protocol, window, "
-        "stride, policy and precision, and its standard error."
+        "A forward pass over the text, eight of them at stride 8; one per token for the coder. A mistake "
+        "here reaches every comparison, so an Evaluation carries its protocol, and its standard error."
     )
     lab.proves(
         f"that the reported bits are real: the code is {gap:+.1f} bytes off, and the text came back. A model "

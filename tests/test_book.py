@@ -247,6 +247,17 @@ class TheBook(unittest.TestCase):
             self.assertEqual(self.reader.links.count(f"#stage-{ran(script).number:02d}") >= 2, True)
         self.assertEqual(self.text.count('<details class="output"'), len(self.scripts))
 
+    def test_every_page_shows_its_figure_and_says_what_is_in_it(self) -> None:
+        for script in self.scripts:
+            for page in pages_of(script):
+                with self.subTest(page.relative_to(STAGES).as_posix()):
+                    shown = re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", page.read_text("utf-8"))
+                    figure = (STAGES / "figures" / f"{script.stem}.svg").resolve()
+                    said = [alt.strip() for alt, path in shown if (page.parent / path).resolve() == figure]
+                    self.assertTrue(
+                        figure.is_file() and said and all(said), "no figure with alternative text"
+                    )
+
     def test_figures_are_pictures_that_a_reader_on_dark_paper_can_see(self) -> None:
         for path in sorted((STAGES / "figures").iterdir()):
             svg = path.read_text("utf-8")

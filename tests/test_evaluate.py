@@ -15,7 +15,7 @@ from tinylm.baselines import Ngrams, ladder
 from tinylm.config import POLICIES, ModelConfig
 from tinylm.corpus import Split
 from tinylm.errors import RequestError, ShapeError, TinylmError
-from tinylm.evaluate import Evaluation, evaluate
+from tinylm.evaluate import Evaluation, by_context, evaluate
 from tinylm.model import Transformer
 
 CPU = torch.device("cpu")
@@ -169,6 +169,14 @@ class TheNumbers(unittest.TestCase):
 
         self.assertGreater(evaluate(Echo(SMALL), Split.of([b"abab" * 8])).bits_per_byte, 20)
         self.assertLess(evaluate(Echo(SMALL), Split.of([b"aaaa" * 40])).bits_per_byte, 0.5)
+
+    def test_by_context_the_ends_are_charged_and_not_counted(self) -> None:
+        # Windows of 4: a b c end from 1 to 4 tokens, then d e end from 1 to 3.
+        split, bits = Split.of([b"abc", b"de"]), math.log2(257)
+        model = Uniform(ModelConfig(window=4))
+        for group, expected in ((1, [(1, 1), (2, 1), (3, 2)]), (2, [(1.5, 1), (3.5, 3)]), (3, [(2, 6 / 5)])):
+            found = by_context(model, split, group)
+            np.testing.assert_allclose(found, [(place, ratio * bits) for place, ratio in expected])
 
     def test_small_differences_survive_a_big_sum(self) -> None:
         # A float32 sum stands still at 2**24; here 3 bits of the last byte come on top of a big one.

@@ -27,6 +27,12 @@ class TheStage(unittest.TestCase):
         self.assertEqual(stage.joined_by_marker(["a", "b"]), 2)
         self.assertEqual(stage.joined_by_marker(["a", "b<|doc|>c"]), 3)
 
+    def test_a_copy_held_out_beside_one_that_is_trained_on_is_told_apart(self) -> None:
+        stage = load_stage(6)
+        trained, leaked, new = stage.KINDS
+        columns = stage.sides([b"a", b"b", b"a", b"c", b"c"], [False, True, True, True, True])
+        self.assertEqual(columns, [[trained, leaked], [new], [new, new]])
+
     def test_repetitions_are_counted_on_the_held_out_side(self) -> None:
         self.assertEqual(load_stage(6).in_both([b"a", b"b"], [b"b", b"b", b"c"]), 2)
 

@@ -35,6 +35,14 @@ class TheStage(unittest.TestCase):
             expected = [counted[place] for place in range(1, len(split.stream))]
             self.assertEqual(stage.times_scored(split, rows).tolist(), expected)
 
+    def test_coverage_grows_with_the_rows_and_counts_no_target_twice(self) -> None:
+        stage = load_stage(7)
+        split = Split.of([b"x" * 40])  # 41 targets: ten rows of 4, drawn twice over, never reach the last
+        rows = np.tile(np.arange(0, 40, 4), 2), np.full(20, 4)
+        found = stage.coverage(split, rows)
+        half = [(5 * n, 100 * 4 * n / 41) for n in range(11)]
+        np.testing.assert_allclose(found, half + [(5 * n, 100 * 40 / 41) for n in range(11, 21)])
+
     def test_closing_every_cut_would_invent_ends(self) -> None:
         stage = load_stage(7)
         split = Split.of([b"x" * 200])  # 201 targets: windows of 64, 64, 64 and 9

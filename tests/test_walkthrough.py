@@ -337,6 +337,13 @@ class Figures(unittest.TestCase):
             "levels": figures.lines({"a": [(1, 2.0), (2, 1.0)]}, x="x", y="y", levels={"limit": 1.5}),
             "bars": figures.bars([("short", 1, 3, "error"), ("whole", 3, 3, "5.1")], x="steps"),
             "maps": figures.maps(maps, x="place", y="changed", scale="moved"),
+            "stacks": figures.stacks(
+                {"up": [["old"], ["new", "old"]], "down": [["old"]]},
+                ("old", "new", "none"),
+                x="text",
+                y="copies",
+            ),
+            "decade": figures.lines({"a": [(1, 6.0), (2, 0.7)]}, x="x", y="y", log="y", loose=["a"]),
         }
 
     def test_a_figure_is_svg_whose_text_stays_text_and_whose_ink_is_the_reader_s(self) -> None:
@@ -348,6 +355,8 @@ class Figures(unittest.TestCase):
             "levels": ("limit",),
             "bars": ("short", "error", "5.1"),
             "maps": ("one", "two", "place", "changed", "moved"),
+            "stacks": ("up", "down", "old", "new", "text", "copies"),
+            "decade": ("1", "2", "4"),
         }
         for name, data in self.drawn().items():
             with self.subTest(name):
@@ -369,6 +378,20 @@ class Figures(unittest.TestCase):
 
     def test_the_same_numbers_make_the_same_bytes(self) -> None:
         self.assertEqual(self.drawn(), self.drawn())
+
+    def test_a_cell_is_drawn_in_the_colour_of_its_kind(self) -> None:
+        columns = {"panel": [["old"], ["new", "old"], ["new", "new", "new"]]}
+        drawn = figures.stacks(columns, ("old", "new"), x="text", y="copies").decode("utf-8")
+        paths = re.findall(r'<path d="([^"]*)"[^>]*style="fill: (#\w+)', drawn)
+        cells = {color: path.count("M ") for path, color in reversed(paths)}  # panels, then legend
+        self.assertEqual([cells[color] for color in figures.COLORS[:2]], [2, 4])
+
+    def test_loose_points_are_not_joined(self) -> None:
+        series = {"a": [(0.0, 1.0), (1.0, 3.0)], "b": [(0.0, 2.0), (1.0, 2.0)]}
+        for loose, joined in (((), 2), (("a",), 1), (("a", "b"), 0)):
+            drawn = figures.lines(series, x="x", y="y", loose=loose).decode("utf-8")
+            curves = re.findall(r'<path d="[^"]*" clip-path[^>]*style="fill: none; stroke: (#\w+)', drawn)
+            self.assertEqual(sum(color in figures.COLORS for color in curves), joined)
 
 
 class Texts(unittest.TestCase):

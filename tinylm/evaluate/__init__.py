@@ -1,7 +1,7 @@
 """Bits per byte: what is scored from what context (scoring), how it adds up (measure), and how far it may
 be off (uncertainty)."""
 
-from tinylm.evaluate.measure import Comparison, Evaluation, Tally, compare, evaluate
+from tinylm.evaluate.measure import Comparison, Evaluation, Tally, by_context, compare, evaluate
 from tinylm.evaluate.scoring import (
     PROTOCOLS,
     EvaluationProtocol,
@@ -27,6 +27,7 @@ __all__ = [
     "Scored",
     "Scorer",
     "Tally",
+    "by_context",
     "compare",
     "evaluate",
     "paired_difference",

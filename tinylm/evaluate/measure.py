@@ -23,6 +23,7 @@ from tinylm.evaluate.scoring import (
     Scored,
     Scorer,
     check_options,
+    score,
     score_plan,
 )
 from tinylm.evaluate.uncertainty import Clusters, Difference, paired_difference, ratio_error
@@ -85,6 +86,22 @@ def evaluate(
         tally.add(scored)
     tally.add_up(ranks)
     return tally.evaluation(model, plan.protocol, plan.stride)
+
+
+def by_context(model: Scorer, split: Split, group: int = 1) -> list[tuple[float, float]]:
+    """(tokens before a target, bits per byte) of disjoint windows: targets with as much context, together.
+
+    `group` neighbouring contexts share a point, at their mean. A group without a byte has none. Weighted by
+    their bytes, the points average to what `evaluate` says.
+    """
+    groups = -(-model.config.window // group)
+    bits, sizes = np.zeros(groups), np.zeros(groups)
+    for scored in score(model, split):
+        place = (scored.contexts - 1) // group
+        bits += np.bincount(place, scored.bits, groups)
+        sizes += np.bincount(place, split.stream[scored.positions] != DOC_BOUNDARY, groups)
+    middle = np.arange(groups) * group + (group + 1) / 2
+    return [(float(middle[i]), float(bits[i] / sizes[i])) for i in np.flatnonzero(sizes)]
 
 
 @dataclass(frozen=True)

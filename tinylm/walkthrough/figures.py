@@ -1,6 +1,6 @@
 """The figures of the stages: SVG whose text stays text, readable on light and on dark paper.
 
-Three kinds are enough: lines, bars and maps. Each function returns the bytes of one SVG. matplotlib is
+A few kinds are enough: lines, bars, maps, stacks. Each function returns the bytes of one SVG. matplotlib is
 imported when the first figure is drawn.
 """
 
@@ -33,20 +33,24 @@ def lines(
     *,
     x: str,
     y: str,
+    loose: Sequence[str] = (),
     levels: Mapping[str, float] | None = None,
     log: str = "",
     marks: bool = True,
     ticks: Sequence[str] = (),
 ) -> bytes:
-    """A line for each series of (x, y), and horizontal ones at `levels`.
+    """A line for each series of (x, y), its points alone for those in `loose`; level lines at `levels`.
 
     `log` names the logarithmic axes, "x", "y" or "xy"; one that has to hold a 0 is linear up to the power
     of ten below its smallest other value. `ticks` are what stands at x = 0, 1, 2 and so on in place of
     these numbers, in several lines where it is long.
     """
+    from matplotlib.ticker import LogFormatter
+
     figure, axes = _figure()
     for color, (name, points) in zip(_colors(len(series)), series.items(), strict=True):
-        axes.plot(*zip(*points, strict=True), "o-" if marks else "-", color=color, label=name, markersize=4)
+        style = "o" if name in loose else "o-" if marks else "-"
+        axes.plot(*zip(*points, strict=True), style, color=color, label=name, markersize=4)
     for style, (name, level) in zip(("--", ":", "-."), (levels or {}).items(), strict=False):
         axes.axhline(level, color=INK, linewidth=1, linestyle=style, label=name)
     every = [point for points in series.values() for point in points]
@@ -67,6 +71,9 @@ def lines(
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.2, color=INK, axis="y" if ticks else "both")
     axes.legend(frameon=False, labelcolor=INK)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":  # an axis of about one power of ten says 2 and 5, too
+            axis.set_minor_formatter(LogFormatter())
     return svg(figure)
 
 
@@ -131,8 +138,10 @@ def svg(figure: Figure) -> bytes:
     return re.sub(r"(<svg [^>]*>)", lambda found: found[1] + PAPER, text, count=1).encode("utf-8")
 
 
-def _figure(width: float = 7.0, height: float = 3.8, panels: int = 1) -> tuple[Figure, Any]:
-    """A figure in the style of the house, and its first axes."""
+def _figure(
+    width: float = 7.0, height: float = 3.8, panels: int = 1, across: bool = True
+) -> tuple[Figure, Any]:
+    """A figure in the style of the house, its panels side by side or one under the other; its first axes."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -140,13 +149,37 @@ def _figure(width: float = 7.0, height: float = 3.8, panels: int = 1) -> tuple[F
     style: Any = dict.fromkeys(ink, INK) | {"font.size": 10, "axes.titlesize": 10}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
-        axes: Any = figure.subplots(1, panels, squeeze=False)
-        for one in axes[0]:
+        axes: Any = figure.subplots(*((1, panels) if across else (panels, 1)), squeeze=False)
+        for one in axes.flat:
             one.set_facecolor("none")
-            if panels == 1:
+            if panels == 1 or not across:
                 one.spines[["top", "right"]].set_visible(False)
         return figure, axes[0][0]
 
 
 def _colors(number: int) -> list[str]:
     return [COLORS[i % len(COLORS)] for i in range(number)]
+
+
+def stacks(panels: Mapping[str, Sequence[Sequence[str]]], kinds: Sequence[str], *, x: str, y: str) -> bytes:
+    """Columns of cells: a panel for each name, one under the other, and one legend for all.
+
+    A column lists the kinds of its cells from below; a kind has the colour of its place in `kinds`.
+    """
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    figure, first = _figure(height=1.5 * len(panels) + 0.8, panels=len(panels), across=False)
+    corners = np.array([(0.1, 0.1), (0.9, 0.1), (0.9, 0.9), (0.1, 0.9)])
+    for axes, (name, columns) in zip(figure.axes, panels.items(), strict=True):
+        every = [(i, j, cell) for i, column in enumerate(columns) for j, cell in enumerate(column)]
+        for color, kind in zip(_colors(len(kinds)), kinds, strict=True):
+            places = np.reshape([(i, j) for i, j, cell in every if cell == kind], (-1, 1, 2))
+            cells = Path.make_compound_path_from_polys(places + corners)
+            axes.add_patch(PathPatch(cells, facecolor=color, linewidth=0, label=kind))
+        axes.set(ylabel=y, title=name, xlim=(0, len(columns)), ylim=(0, max(map(len, columns))))
+        axes.locator_params(integer=True)
+    axes.set_xlabel(x)
+    named = first.get_legend_handles_labels()
+    figure.legend(*named, loc="outside upper center", ncols=len(kinds), frameon=False, labelcolor=INK)
+    return svg(figure)
