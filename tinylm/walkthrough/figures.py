@@ -1,7 +1,7 @@
 """The figures of the stages: SVG whose text stays text, readable on light and on dark paper.
 
-A few kinds are enough: lines, bars, maps, stacks. Each function returns the bytes of one SVG. matplotlib is
-imported when the first figure is drawn.
+A few kinds are enough: lines, bars, maps, stacks, grids. Each function returns the bytes of one SVG.
+matplotlib is imported when the first figure is drawn.
 """
 
 from __future__ import annotations
