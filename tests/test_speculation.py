@@ -48,7 +48,9 @@ def run_all(
             running[engine.start(task)] = index
         steps -= 1
         if steps < 0:
-            raise AssertionError("more steps than all tokens of all tasks: something is never read to its end")
+            raise AssertionError(
+                "more steps than all tokens of all tasks: something is never read to its end"
+            )
         act = left.pop() if left else 0
         for index, generation in enumerate(engine.running):
             generation.paused = act > 0 and (act + index) % 3 == 0
