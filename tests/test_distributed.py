@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +16,7 @@ from unittest import mock
 import safetensors.torch
 import torch
 
-from tests.ranks_support import ENVIRONMENT, POSIX, Started, config, do, torchrun
+from tests.ranks_support import POSIX, Started, config, do
 from tinylm import checkpoint, metrics
 from tinylm.config import TrainConfig
 from tinylm.corpus import build_corpus
@@ -31,15 +28,22 @@ from tinylm.optimizer import orthogonal
 
 TEXTS = [f"document {n}: {n * n} times. é\n" * (1 + n % 3) for n in range(40)]
 
+FEW = {"steps": 5, "evaluate_every": 5}
+
 RUNS = {
     "cross": {"sample_tokens": 4},
-    "mask": {"model": {"policy": "mask"}, "shard": True},
-    "reset": {"model": {"policy": "reset"}, "micro_rows": 2, "dropout": 0.1, "clip": 0.5},
+    "mask": {"model": {"policy": "mask"}, "shard": True, **FEW},
+    "reset": {"model": {"policy": "reset"}, "micro_rows": 2, "dropout": 0.1, "clip": 0.5, **FEW},
     "shard": {"shard": True, "micro_rows": 2, "dropout": 0.1, "clip": 0.5, "sample_tokens": 4},
-    "adam": {"muon": False, "shard": True, "model": {"tied": True}},
+    "adam": {"muon": False, "shard": True, "model": {"tied": True}, **FEW},
     "single": {"shard": True, "precision": "float32"},
 }
-"""Runs of 20 steps that must not depend on the number of ranks, in float64 but for the last."""
+"""Runs, of 20 steps or a few, that must not depend on the number of ranks; in float64 but for the last."""
+
+
+def steps_of(name: str) -> int:
+    return RUNS[name].get("steps", 20)
+
 
 BY_RANKS = {2: ("cross", "mask", "reset", "shard", "adam", "single"), 3: ("cross", "shard")}
 
@@ -108,7 +112,7 @@ class AsOne(unittest.TestCase):
         """What one process is told: nothing of shards."""
         return {name: value for name, value in options.items() if name != "shard"}
 
-    def tensors(self, run: str, step: int = 20) -> dict[str, torch.Tensor]:
+    def tensors(self, run: str, step: int) -> dict[str, torch.Tensor]:
         folder = checkpoint.step_folder(self.place / run, step)
         checkpoint.verify_step(folder)
         return {
@@ -122,10 +126,10 @@ class AsOne(unittest.TestCase):
             for name in names:
                 yield name, ranks, f"{name}-{ranks}"
 
-    def test_after_20_steps_weights_and_optimizer_are_those_of_one_process(self) -> None:
+    def test_at_the_end_weights_and_optimizer_are_those_of_one_process(self) -> None:
         for name, _, run in self.pairs():
             with self.subTest(run):
-                one, many = self.tensors(f"{name}-1"), self.tensors(run)
+                one, many = (self.tensors(each, steps_of(name)) for each in (f"{name}-1", run))
                 self.assertEqual(one.keys(), many.keys())
                 # Sums over ranks are rounded in another order; Muon's iteration amplifies that in float32.
                 tolerance = 1e-10 if name != "single" else 2e-4
@@ -161,21 +165,24 @@ class AsOne(unittest.TestCase):
             with self.subTest(run):
                 rows = self.rows_by_step(self.said[1][name], 1, name)
                 self.assertEqual(rows, self.rows_by_step(self.said[ranks][name], ranks, name))
-                self.assertEqual(len(rows), 20)
+                self.assertEqual(len(rows), steps_of(name))
                 self.assertTrue(all(len(step) == 12 for step in rows))
 
     def rows_by_step(self, said: list[dict], ranks: int, name: str) -> list[list[list[int]]]:
         """The rows of ids that went into the model at each step, rank after rank."""
         pieces = 12 // ranks // (RUNS[name].get("micro_rows") or 12 // ranks)
-        tried = len(said[0]["ids"]) - 20 * pieces  # before the first step ranks try whether memory is enough
+        number = steps_of(name)
+        tried = (
+            len(said[0]["ids"]) - number * pieces
+        )  # before the first step ranks try whether memory is enough
         steps = [
             itertools.chain.from_iterable(one["ids"][tried + step * pieces : tried + (step + 1) * pieces])
-            for step in range(20)
+            for step in range(number)
             for one in said
         ]
         return [
             list(itertools.chain.from_iterable(steps[step * ranks : (step + 1) * ranks]))
-            for step in range(20)
+            for step in range(number)
         ]
 
     def test_each_rank_holds_its_share_of_weights_and_optimizer(self) -> None:
@@ -202,10 +209,10 @@ class AsOne(unittest.TestCase):
             self.assertEqual(checkpoint.find(part).manifest["deviations"], [])
 
     def test_another_number_of_ranks_goes_on_as_well_and_says_that_bits_differ(self) -> None:
-        one = self.tensors("shard-1")
+        one = self.tensors("shard-1", 20)
         for run, ranks in (("to-3", 3), ("to-1", 1)):
             with self.subTest(run):
-                for key, tensor in self.tensors(run).items():
+                for key, tensor in self.tensors(run, 20).items():
                     torch.testing.assert_close(tensor, one[key], rtol=0, atol=1e-10, msg=key)
                 found = checkpoint.find(self.place / run).manifest
                 changed = {(each["name"], each["was"], each["is"]) for each in found["deviations"]}
@@ -376,59 +383,6 @@ class MemoryOfARank(unittest.TestCase):
                     self.assertLess(one["built"], weights + 2 * largest + slack)
                     self.assertLess(one["loaded"], weights + state + 2 * largest + slack)
                     self.assertLess(one["saved"], 2 * largest + slack)
-
-
-@unittest.skipUnless(sys.platform == "linux", "finds the ranks of torchrun under /proc")
-class Command(unittest.TestCase):
-    def test_torchrun_starts_a_killed_run_again_and_sigterm_saves_it(self) -> None:
-        with tempfile.TemporaryDirectory() as holder:
-            place = Path(holder)
-            build_corpus(TEXTS, place / "corpus")
-            words = (
-                "-m tinylm train corpus --out run --layers 1 --width 32 --mlp-width 32 --heads 2 "
-                "--kv-heads 2 --head-size 16 --window 16 --batch-rows 4 --sample-tokens 0 --device cpu "
-                "--steps 1000000 --save-every 5 --evaluate-every 1000000"
-            )
-            command = torchrun(2, *words.split(), options=("--max-restarts=1",))
-            with (place / "log").open("wb") as log:
-                process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=log, stderr=log)
-            try:
-                self.wait_for_a_step_after(0, place / "run", process)
-                os.kill(self.rank(1, process.pid), signal.SIGKILL)
-                killed_at = max(step for step, _ in checkpoint.list_steps(place / "run"))
-                self.wait_for_a_step_after(killed_at + 10, place / "run", process)
-                process.terminate()
-                self.assertNotEqual(process.wait(60), 0)
-            finally:
-                process.kill()
-                process.wait()
-            said = (place / "log").read_text("utf-8")
-            found = checkpoint.newest_step(place / "run")
-            step = found.manifest["step"]
-            self.assertEqual(found.skipped, (), said)
-            self.assertIn(f"stopped     after step {step:,} of 1,000,000; go on with: torchrun", said)
-            self.assertEqual(said.count("stopped "), 1, "only rank 0 tells")
-            rows = [row["step"] for row in metrics.read_metrics(place / "run")]
-            self.assertEqual(rows, list(range(1, step + 1)))
-            self.assertEqual(found.manifest["deviations"], [])
-            self.assertFalse((place / "run" / "run.owner.json").exists(), "the lock was given back")
-
-    def wait_for_a_step_after(self, step: int, run: Path, process: subprocess.Popen) -> None:
-        deadline = time.monotonic() + 120
-        while not (run.is_dir() and any(found > step for found, _ in checkpoint.list_steps(run))):
-            self.assertIsNone(process.poll(), "torchrun ended")
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.02)
-
-    def rank(self, rank: int, parent: int) -> int:
-        """The process of a rank that torchrun started."""
-        for place in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if f"\0RANK={rank}\0".encode() in (place / "environ").read_bytes():
-                    status = (place / "status").read_text("utf-8")
-                    if f"PPid:\t{parent}\n" in status:
-                        return int(place.name)
-        self.fail(f"no rank {rank} of {parent}")
 
 
 class Shares(unittest.TestCase):

@@ -274,23 +274,55 @@ class Ends(unittest.TestCase):
                         found += event["tokens"]
                     self.assertEqual(found, [*ABC, 256])
 
-    def test_times_of_the_queue_and_of_the_request_end_it(self) -> None:
+    def test_the_time_of_the_queue_ends_a_request_that_waits(self) -> None:
         model = gated()
-        with serving(model, slots=1, queue_seconds=0.2, request_seconds=2.0) as server:
+        with serving(model, slots=1, queue_seconds=0, request_seconds=0) as server:
             with server.open(self.BODY) as first:
-                model.permits.release(2)
+                model.permits.release(1)
                 self.assertEqual(first.event()["tokens"], [ABC[0]])
-                status, headers, answer = server.post("/completion", self.BODY)
-                self.assertEqual((status, answer["error"]["type"]), (503, "unavailable_error"))
-                self.assertIn("retry-after", headers)
+                # The slot is held for as long as the test likes; only who comes now waits by the clock.
+                server.server.patience.queue = 0.05
+                for stream in (True, False):
+                    status, headers, answer = server.post("/completion", self.BODY | {"stream": stream})
+                    self.assertEqual((status, answer["error"]["type"]), (503, "unavailable_error"))
+                    self.assertIn("retry-after", headers)
+                model.permits.release(1)
                 self.assertEqual(first.event()["tokens"], [ABC[1]])
-                error = first.event()["error"]
-                self.assertEqual((error["code"], error["type"]), (504, "timeout_error"))
+            self.let_go(server, model)
+
+    def test_the_time_of_a_request_ends_it_before_and_after_the_first_token(self) -> None:
+        model = gated()
+        with serving(model, slots=1, queue_seconds=0, request_seconds=500.0) as server:
+            later = 0.0
+            real = time.monotonic
+            clock = mock.Mock(monotonic=lambda: real() + later)
+            with mock.patch("tinylm.serve.streams.time", clock), server.open(self.BODY) as first:
+                model.permits.release(1)
+                self.assertEqual(first.event()["tokens"], [ABC[0]])
+                later = 499.9
+                model.permits.release(1)  # if the server waits by the old time, this ends its wait
+                told = first.event()
+                if "error" not in told:
+                    self.assertEqual(told["tokens"], [ABC[1]])
+                    told = first.event()
+                self.assertEqual((told["error"]["code"], told["error"]["type"]), (504, "timeout_error"))
                 self.assertIsNone(first.event())
-            model.permits.release(1)
-            self.assertTrue(server.idle())
-            status, _, answer = server.post("/completion", self.BODY | {"stream": False})
-            self.assertEqual((status, answer["error"]["code"]), (504, 504))
+            self.let_go(server, model)
+            server.server.patience.request = 0.05
+            for stream in (True, False):  # nothing is ever sampled: the answer is an error of its own
+                status, _, answer = server.post("/completion", self.BODY | {"stream": stream})
+                self.assertEqual((status, answer["error"]["code"]), (504, 504))
+                self.let_go(server, model)
+
+    def let_go(self, server: Serving, model: Playable) -> None:
+        """Let the model run until no request is left, then hold it back again.
+
+        A client is told of an error before the request leaves its slot: how many steps that takes is open.
+        """
+        model.permits.release(1000)
+        self.assertTrue(server.idle())
+        while model.permits.acquire(blocking=False):
+            pass
 
     def test_a_comment_keeps_an_idle_stream_alive(self) -> None:
         model = gated()

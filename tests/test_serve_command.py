@@ -9,13 +9,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
+from tests.forked import Forked
 from tests.serve_support import Playable, needs_serve, serving
 from tests.stage_support import ROOT
 from tests.test_cli import command
@@ -23,7 +22,6 @@ from tinylm.config import ServeConfig
 from tinylm.errors import ConfigError
 
 SAMPLE = ROOT / "checkpoints" / "sample-nano"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 class Options(unittest.TestCase):
@@ -73,22 +71,13 @@ class Refused(unittest.TestCase):
 @unittest.skipUnless(os.name == "posix", "POSIX signals")
 class Running(unittest.TestCase):
     def test_it_says_where_it_listens_and_a_signal_ends_a_stream_and_the_command(self) -> None:
-        words = [
-            sys.executable,
-            "-m",
-            "tinylm",
-            "serve",
-            str(SAMPLE),
-            "--port",
-            "0",
-            "--grace-seconds",
-            "0.2",
-        ]
-        with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT
-        ) as process:
+        words = ("serve", str(SAMPLE), "--port", "0", "--grace-seconds", "0.2")
+        reading, writing = os.pipe()
+        with open(reading, encoding="utf-8") as output, tempfile.TemporaryFile() as error:
+            with open(writing, "wb") as pipe:
+                process = Forked(*words, output=pipe, error=error)
             try:
-                line = process.stdout.readline()
+                line = output.readline()
                 found = re.match(
                     r"http://127\.0\.0\.1:(\d+) serves sample-nano \(window 256, policy \w+, on", line
                 )
@@ -104,7 +93,8 @@ class Running(unittest.TestCase):
                 self.assertEqual(process.wait(15), 128 + signal.SIGTERM)
                 event = json.loads(last.removeprefix("data: "))
                 self.assertTrue(event.get("stop") or event["error"]["code"] == 503, last)
-                log = process.stderr.read()
+                error.seek(0)
+                log = error.read().decode("utf-8")
                 self.assertRegex(log, r"POST /completion 200 (unavailable_error|limit), 1 prompt tokens")
                 self.assertNotIn("Traceback", log)
             finally:
