@@ -33,21 +33,15 @@ VARIANTS: dict[str, tuple[Change, Change]] = {
     "nano": ({}, {}),
     "nano, AdamW alone": ({}, {"muon": False}),
     "nano, rates .04 and .01": ({}, {"muon_rate": 0.04, "adam_rate": 0.01}),
-    "nano, rates .04 and .01, rows of 128": (
-        {"window": 128},
-        {"muon_rate": 0.04, "adam_rate": 0.01, "batch_rows": 16},
-    ),
+    "nano, rows of 128": ({"window": 128}, {"batch_rows": 16}),
     "nano, 2-grams": ({"ngrams": 2}, {}),
-    "nano, n-grams to 4": ({"ngrams": 4}, {}),
     "nano, n-grams to 6": ({"ngrams": 6}, {}),
     "fast (2 layers, n-grams to 6)": ({"ngrams": 6, "layers": 2}, {}),
     "fast, 1 layer": ({"ngrams": 6, "layers": 1}, {}),
-    "fast, 8 times fewer rows of tables": ({"ngrams": 6, "layers": 2, "ngram_rows": 4096}, {}),
-    "fast, rate of n-grams .01": ({"ngrams": 6, "layers": 2}, {"ngram_rate": 0.01}),
-    "fast, rate of n-grams .04": ({"ngrams": 6, "layers": 2}, {"ngram_rate": 0.04}),
+    "fast, no dropout of n-grams": ({"ngrams": 6, "layers": 2}, {"ngram_dropout": 0.0}),
+    "fast, dropout of n-grams .4": ({"ngrams": 6, "layers": 2}, {"ngram_dropout": 0.4}),
     "fast, rates .04 and .01": ({"ngrams": 6, "layers": 2}, {"muon_rate": 0.04, "adam_rate": 0.01}),
     "fast, 4 rows, twice the steps": ({"ngrams": 6, "layers": 2}, {"batch_rows": 4}),
-    "fast, 2 heads of 64": ({"ngrams": 6, "layers": 2, "heads": 2, "kv_heads": 2, "head_size": 64}, {}),
 }
 
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "time_to_quality": "TINYSHAKESPEARE --nanogpt DIR --steps ...",
     "throughput": "--nanogpt DIR --transformers-python PYTHON",
     "decoding": "--node-modules DIR",
-    "speculation": "",
+    "speculation": "checkpoints/sample-nano builtin:docs",
     "corpus": "",
     "checkpoint": "",
     "memory": "",

@@ -2,7 +2,7 @@
 
     python benchmarks/speculation.py CHECKPOINT CORPUS [--speculate 2,4,8 --temperatures 0,0.8 --tokens 192
                                                         --prompts 12 --prompt-bytes 32 --rounds 3
-                                                        --threads 1 --json FILE]
+                                                        --threads 1 --json FILE --short]
 
 CORPUS is a corpus or any source of texts; prompts are cut from its held-out documents. Plain decoding and
 each setting take turns, one stream at a time, all with the same prompts and seeds; the ids must be equal.
@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
-import platform
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
+import measuring
 import torch
 
 from tinylm.config import GenerateConfig
@@ -30,6 +27,9 @@ from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus import MANIFEST, build_corpus, open_corpus
 from tinylm.generate import Engine, Sampled, Task
 from tinylm.language_model import load
+
+VERSION = 1
+TARGET = 1.5
 
 
 def prompts(source: str, count: int, size: int, folder: Path) -> list[tuple[int, ...]]:
@@ -64,10 +64,10 @@ def decode(engine: Engine, tasks: list[Task]) -> tuple[list[list[int]], float, i
     return found, time.perf_counter() - started, drafted, accepted, steps
 
 
-def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def measure(session: measuring.Session, options: argparse.Namespace, folder: Path) -> None:
+    """Every setting at every temperature, and the best of them beside plain decoding."""
     model = load(options.checkpoint, "cpu").transformer
     asked = prompts(options.corpus, options.prompts, options.prompt_bytes, folder)
-    rows = []
     for temperature in map(float, options.temperatures.split(",")):
         settings = [0, *map(int, options.speculate.split(","))]
         engines = {most: Engine(model) for most in settings}
@@ -94,64 +94,58 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                 seconds[most].append(taken)
                 told[most].append((counts[0], counts[1], counts[2]))
             tokens.append(sum(map(len, expected)))
+        rates, gains = {}, {}
         for most in settings:
             ratios = [plain / mine for plain, mine in zip(seconds[0], seconds[most], strict=True)]
             drafted, accepted, steps = (sum(column) for column in zip(*told[most][1:], strict=True))
-            rows.append(
-                {
-                    "temperature": temperature,
-                    "speculate": most,
-                    "tokens_per_second": statistics.median(
-                        n / s for n, s in zip(tokens[1:], seconds[most][1:], strict=True)
-                    ),
-                    "ratio_to_plain": statistics.median(ratios[1:]),
-                    "ratio_cold": ratios[0],
-                    "accepted_share": accepted / drafted if drafted else None,
-                    "tokens_per_step": sum(tokens[1:]) / steps,
-                    "tokens_per_row": sum(tokens[1:]) / (steps + drafted),
-                    "seconds": seconds[most],
-                }
+            rates[most] = statistics.median(n / s for n, s in zip(tokens[1:], seconds[most][1:], strict=True))
+            gains[most] = statistics.median(ratios[1:])
+            session.row(
+                temperature=temperature,
+                speculate=most,
+                tokens_per_second=rates[most],
+                ratio_to_plain=gains[most],
+                ratio_cold=ratios[0],
+                accepted_share=accepted / drafted if drafted else None,
+                tokens_per_step=sum(tokens[1:]) / steps,
+                tokens_per_row=sum(tokens[1:]) / (steps + drafted),
+                seconds=[round(each, 4) for each in seconds[most]],
             )
-            row = rows[-1]
-            share = "" if not drafted else f"  {row['accepted_share']:4.0%} of guesses right"
-            print(
-                f"temperature {temperature:<4g} speculate {most:>2}  {row['tokens_per_second']:8,.0f}"
-                f" tokens/s  x{row['ratio_to_plain']:.2f} (cold x{row['ratio_cold']:.2f})"
-                f"  {row['tokens_per_step']:.2f} tokens a step, {row['tokens_per_row']:.2f} a row{share}",
-                flush=True,
-            )
-    return rows
+        best = max(settings[1:], key=lambda most: gains[most])
+        session.compare(
+            f"decoding {Path(options.checkpoint).name} with guesses, temperature {temperature:g}",
+            "tokens/s",
+            f"speculate {best}",
+            rates[best],
+            "plain",
+            rates[0],
+            gains[best],
+            TARGET,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = measuring.parser(__doc__, "speculation", threads=1)
     parser.add_argument("checkpoint")
     parser.add_argument("corpus")
     parser.add_argument("--speculate", default="2,4,8")
     parser.add_argument("--temperatures", default="0,0.8")
-    parser.add_argument("--tokens", type=int, default=192)
-    parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--prompt-bytes", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tokens", type=measuring.positive, default=192)
+    parser.add_argument("--prompts", type=measuring.positive, default=12)
+    parser.add_argument("--prompt-bytes", type=measuring.positive, default=32)
+    parser.add_argument("--rounds", type=measuring.positive, default=3)
     options = parser.parse_args()
+    if options.short:
+        options.speculate, options.tokens, options.prompts, options.rounds = "4", 16, 2, 1
     torch.set_num_threads(options.threads)
+    names = ("corpus", "speculate", "temperatures", "tokens", "prompts", "prompt_bytes", "rounds")
+    settings = {"checkpoint": Path(options.checkpoint).name} | {
+        name: getattr(options, name) for name in names
+    }
+    session = measuring.Session("speculation", VERSION, options.threads, settings, options.short).begin()
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(options, Path(folder))
-    if options.json:
-        machine = {
-            "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-            "cores": os.cpu_count(),
-            "threads": options.threads,
-            "torch": str(torch.__version__),
-            "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        }
-        told = {name: value for name, value in vars(options).items() if name != "json"}
-        written = json.dumps({"machine": machine, "options": told, "rows": rows}, indent=1)
-        options.json.write_text(written + "\n", encoding="utf-8")
+        measure(session, options, Path(folder))
+    session.end(options.json)
 
 
 if __name__ == "__main__":

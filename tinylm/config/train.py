@@ -35,7 +35,7 @@ INEXACT = ("device", "threads", "compile", "micro_rows", "shard")
 """Options that a resume may change too, but then sums are rounded in another order: it is recorded in the
 run that it is no longer bit for bit what it would have been."""
 
-YOUNGER = {"shard": False, "rank_timeout": 300.0, "ngram_rate": 0.02, "ngram_dropout": 0.4}
+YOUNGER = {"shard": False, "rank_timeout": 300.0, "ngram_rate": 0.02, "ngram_dropout": 0.3}
 """Options that runs of the first versions do not record, with what they did."""
 
 
