@@ -72,7 +72,8 @@ static void tile(const float* x, Int x_row, Int inputs, const float* w, Int w_pa
         for (int n = 0; n < N; n++) sum[r][n] = all(0.0f);
     for (Int k = 0; k < inputs; k++) {
         const float* at = w + k * PANEL;
-        if constexpr (R > 3) __builtin_prefetch(ahead + k * stride, 0, 2);
+        if constexpr (R > 1)
+            for (int p = 0; p < P; p++) __builtin_prefetch(ahead + p * w_panel + k * stride, 0, 2);
         if constexpr (R < N) {  // keep the fewer of the two in registers: R inputs, or N vectors of weights
             Lanes x_k[R];
             for (int r = 0; r < R; r++) x_k[r] = all(x[r * x_row + k]);
@@ -106,16 +107,16 @@ static void product(const float* x, Int x_row, Int rows, Matrix m, Int first, In
     // Eight sums at least must be under way at once: a fused multiply-add takes four cycles, and two begin in each.
     for (Int panel = first; panel < last;) {
         const float* w = m.weights + panel * m.panel;
-        Int most = rows == 1 ? 4 : rows <= 3 ? 2 : 1, wide = 1;
+        Int most = rows == 1 ? 4 : rows <= 9 ? 2 : 1, wide = 1;
         while (2 * wide <= std::min(most, last - panel)) wide *= 2;
-        Int tiles = (rows + 5) / 6;
+        Int tiles = wide == 2 ? (rows + 2) / 3 : (rows + 5) / 6;
         for (Int t = 0; t < tiles; t++) {
             Int begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
             const float* from = x + begin * x_row;
             float* to = y + begin * y_row + (panel - first) * PANEL;
             // Each of the tiles fetches its part of the panel after this one. Beyond the last one nothing is read.
             Int stride = PANEL / tiles;
-            const float* ahead = w + m.panel + t * m.inputs * stride;
+            const float* ahead = w + wide * m.panel + t * m.inputs * stride;
 #define TILE(R, P) \
     case R * 10 + P: tile<R, P>(from, x_row, m.inputs, w, m.panel, to, y_row, add, ahead, stride); break;
             switch (count * 10 + wide) {
