@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.profiler
@@ -37,7 +37,7 @@ def kind_of(operator: str) -> str:
     return "attention" if "attention" in operator else "all other operators, and Python"
 
 
-def profile(phases: dict[str, Callable[[], object]], rounds: int) -> None:
+def profile(phases: Mapping[str, Callable[[], object]], rounds: int) -> None:
     """Print which share of a step each kind of operator takes in each phase; profiling takes time, too."""
     spent: dict[tuple[str, str], float] = defaultdict(float)
     for _ in range(rounds):

@@ -49,6 +49,7 @@ CHILD = "sys.path.insert(0, sys.argv[1]); import stage_18_scale; stage_18_scale.
 def work(steps: str, rank: str, size: str, port: str) -> None:
     """What a rank does, in the folder of the experiment: each policy, each way."""
     os.environ |= {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    torch.set_num_threads(1)  # two each would wait for one another at every operator
     ranks = join(120.0)
     said = {f"{p}-{way}-{ranks.size}": learn(p, way, int(steps), ranks) for p in POLICIES for way in WAYS}
     Path(f"said-{ranks.size}-{ranks.rank}.json").write_text(json.dumps(said), encoding="utf-8")
@@ -64,8 +65,7 @@ def learn(policy: Any, way: str, steps: int, ranks: Ranks, place: Path = Path())
     )  # fmt: skip
     model = Transformer(shape, config.seed)
     run = trainer.prepare(place, config, choose_machine(config), corpus, model, Report(), ranks)
-    ids: list[Any] = []
-    targets: list[int] = []
+    ids, targets = list[Any](), list[int]()
 
     def loss(module: Any, inputs_BT: Any, targets_BT: Any, total: Any, *rest: Any) -> torch.Tensor:
         ids.append(inputs_BT.tolist())
@@ -137,7 +137,7 @@ def experiment(lab: Lab) -> None:
     plans = [predict(PlanConfig(gpus=64, tokens=1e11, batch_rows=rows, shard=shard)) for rows, shard in pairs]
     lab.note("the preset base on 64 H100, 1e11 tokens, as `tinylm plan` sees it")
     headers = ["rows", "how", "states", "memory", "sent", "optimizer", "waiting", "compute", "run"]
-    lab.table(headers, [row_of(plan) for plan in plans])
+    lab.table(headers, list(map(row_of, plans)))
     right = [key for key in apart if "own" not in key]
     lab.value("rounding", math.log10(max(apart[key] for key in right)), tolerance=2)
     own = {policy: lab.value(f"own_{policy}", apart[f"{policy}-own mean-2"], 0.005) for policy in POLICIES}

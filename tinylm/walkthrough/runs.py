@@ -142,11 +142,9 @@ def main(stages: Path, environment: Mapping[str, str], arguments: Sequence[str] 
     )
     parser.add_argument("--only", type=int, nargs="+", default=[], metavar="N", help="these stages only")
     parser.add_argument("--book", type=Path, metavar="FILE", help="default: build/book.html")
-    parser.add_argument(
-        "--jobs", type=int, metavar="N", help="stages at a time (default: 2 with --quick, else 1)"
-    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="stages at a time (default: 2)")
     options = parser.parse_args(arguments)
-    jobs: int = (2 if options.quick else 1) if options.jobs is None else options.jobs
+    jobs: int = 2 if options.jobs is None else options.jobs
     can_bind = all(importlib.util.find_spec(part) for part in BOOK_PARTS)
     if options.book and not can_bind:
         parser.error(HOW_TO_GET_THE_BOOK)
