@@ -94,10 +94,10 @@ def pages_of(script: Path) -> list[Path]:
 
 
 def run_stage(script: Path, quick: bool, figures: Path, environment: Mapping[str, str]) -> Ran:
-    """Run a stage in a process of its own; in full, the numbers of its pages are compared too."""
+    """Run a stage in a process of its own; in full, with its figure, and its pages' numbers are compared."""
     figure = figures / f"{script.stem}.svg"
-    command = [sys.executable, str(script), "--figure", str(figure)]
-    command += ["--quick"] if quick else ["--check-page", *map(str, pages_of(script))]
+    in_full = ["--figure", str(figure), "--check-page", *map(str, pages_of(script))]
+    command = [sys.executable, str(script), *(["--quick"] if quick else in_full)]
     started = time.perf_counter()
     try:
         ran = subprocess.run(
