@@ -179,24 +179,20 @@ def _draw(generation: Generation, logits_V: Floats) -> tuple[Floats, Drawn]:
     """The logits, bias included, and what is drawn from them."""
     task, config = generation.task, generation.task.config
     tokens = generation.stream.tokens
+    if task.bias:
+        logits_V = logits_V.copy()
+        for token, bias in task.bias.items():
+            logits_V[token] += bias
     allowed_V = None
-    if not generation.plain:
-        if task.bias:
-            logits_V = logits_V.copy()
-            for token, bias in task.bias.items():
-                logits_V[token] += bias
-        if generation.constraint is not None:
-            with _failures_of(generation.constraint):
-                allowed_V = generation.constraint.allowed(config.max_tokens - tokens)
-        if allowed_V is not None and (logits_V[allowed_V] == -np.inf).all() and task.bias:
-            raise ConflictError(
-                f"token {tokens + 1}: the constraint leaves only ids that a bias of -inf forbids "
-                "(logit_bias, ignore_eos); drop one of the two"
-            )
-        lowered_V = penalized(logits_V, generation.window.tokens, config)
-        probabilities_V = distribution(lowered_V, config, allowed_V)
-    else:
-        probabilities_V = distribution(logits_V, config)
+    if generation.constraint is not None:
+        with _failures_of(generation.constraint):
+            allowed_V = generation.constraint.allowed(config.max_tokens - tokens)
+    if allowed_V is not None and (logits_V[allowed_V] == -np.inf).all() and task.bias:
+        raise ConflictError(
+            f"token {tokens + 1}: the constraint leaves only ids that a bias of -inf forbids "
+            "(logit_bias, ignore_eos); drop one of the two"
+        )
+    probabilities_V = distribution(penalized(logits_V, generation.window.tokens, config), config, allowed_V)
     return logits_V, (draw(probabilities_V, uniform(config.seed, tokens)), probabilities_V)
 
 

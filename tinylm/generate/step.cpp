@@ -105,6 +105,7 @@ struct Matrix {  // in panels
 // The outputs of panels `first` to before `last`; y is where the first of them goes. With `add`, y grows by them.
 static void product(const float* x, Int x_row, Int rows, Matrix m, Int first, Int last, float* y, Int y_row, bool add) {
     // Eight sums at least must be under way at once: a fused multiply-add takes four cycles, and two begin in each.
+    // Up to nine rows wait for memory rather than for sums, and two panels at once are two streams of it.
     for (Int panel = first; panel < last;) {
         const float* w = m.weights + panel * m.panel;
         Int most = rows == 1 ? 4 : rows <= 9 ? 2 : 1, wide = 1;
@@ -114,7 +115,7 @@ static void product(const float* x, Int x_row, Int rows, Matrix m, Int first, In
             Int begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
             const float* from = x + begin * x_row;
             float* to = y + begin * y_row + (panel - first) * PANEL;
-            // Each of the tiles fetches its part of the panel after this one. Beyond the last one nothing is read.
+            // Each of the tiles fetches its part of the panels after these. Beyond the last one nothing is read.
             Int stride = PANEL / tiles;
             const float* ahead = w + wide * m.panel + t * m.inputs * stride;
 #define TILE(R, P) \
