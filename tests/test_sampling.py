@@ -300,7 +300,9 @@ class Draw(unittest.TestCase):
                 if not probabilities.sum():
                     continue
                 for u in (0.0, 0.25, 0.5, last):
-                    self.assertGreater(probabilities[draw(probabilities, u)], 0)
+                    drawn = draw(probabilities, u)
+                    self.assertGreater(probabilities[drawn], 0)
+                    self.assertEqual(draws(probabilities[None], [u]), [drawn])
 
     @settings(max_examples=300, deadline=None)
     @given(
