@@ -262,7 +262,14 @@ def fault(kind: str) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         return commit(self, write)
 
+    def dying(*given: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     total = Ranks.total
+    if kind == "kill before the store":
+        return mock.patch("torch.distributed.rendezvous", dying)
+    if kind == "kill before the second group":
+        return mock.patch("torch.distributed.new_group", dying)
     if kind == "disk in a tensor":
         return mock.patch.object(files, "write_all", full_in_a_tensor)
     if kind == "flip":

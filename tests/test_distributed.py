@@ -264,7 +264,7 @@ class Faults(unittest.TestCase):
         said = Started(place, 2, [job]).outcomes()
         self.assertLess(time.monotonic() - began, 120)
         self.run_folder = place / "run"
-        for _, folder in checkpoint.list_steps(self.run_folder):
+        for _, folder in checkpoint.list_steps(self.run_folder) if self.run_folder.exists() else []:
             checkpoint.verify_step(folder)
         self.assertEqual([path.name for path in self.run_folder.glob(".*")], [])
         return [one and one["run"] for one in said]
@@ -282,6 +282,14 @@ class Faults(unittest.TestCase):
             first["error"][1],
         )
         self.assertEqual(self.newest(), 3)
+
+    def test_ranks_do_not_wait_long_for_one_that_dies_before_they_have_met(self) -> None:
+        for fault, rank in (("kill before the store", 0), ("kill before the second group", 1)):
+            outcomes = self.outcome_of(fault, rank, rank_timeout=2.0)
+            self.assertIsNone(outcomes[rank])
+            kind, message = outcomes[1 - rank]["error"]
+            self.assertEqual(kind, "TrainingError")
+            self.assertIn(f"rank {1 - rank} of 2 cannot meet the others: ", message)
 
     def test_an_exception_of_one_rank_is_its_own_to_tell(self) -> None:
         for fault, words in (("memory", "memory ran out"), ("bug", "a bug of this rank")):

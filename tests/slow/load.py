@@ -39,9 +39,9 @@ GROWTH = 0.05
 HONEST = "import sys; from tinylm.cli import main; sys.exit(main(sys.argv[1:]))"
 SHARED_DRAWS = f"""
 import itertools
-from tinylm.generate import engine
-numbers, uniform = itertools.count(), engine.uniform
-engine.uniform = lambda seed, number: uniform(seed, next(numbers))
+from tinylm.generate import generation
+numbers, uniform = itertools.count(), generation.uniform
+generation.uniform = lambda seed, number: uniform(seed, next(numbers))
 {HONEST}
 """
 HELD_IDS_DROPPED = f"""

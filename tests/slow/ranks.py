@@ -37,11 +37,11 @@ OPTIONS: dict[str, Any] = {
     "evaluate_every": 10,
     "sample_tokens": 0,
     "precision": "float32",
-    "rank_timeout": 20.0,
+    "rank_timeout": 12.0,
 }
 RUN = Path("run")
 PATIENCE = 40.0
-"""Seconds in which a rank must end when another one has ended."""
+"""Seconds in which a rank must end when another one has ended; in a start it waits up to three times."""
 
 
 def job(shard: bool) -> dict[str, Any]:

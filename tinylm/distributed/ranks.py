@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tinylm.distributed.launch import launched
+from tinylm.distributed.launch import Launch, launched
 from tinylm.errors import RankError, TinylmError, TrainingError
 
 T = TypeVar("T")
@@ -167,34 +167,38 @@ ALONE = Ranks()
 def join(patience: float) -> Ranks:
     """Meet the other ranks that torchrun started; a process alone meets nobody.
 
-    `patience`: seconds that a rank waits for the others in a step before it gives up. A process group that
-    exists already (a script's own) is used as it is. NCCL between GPUs, of which a rank takes the one of
-    its local number; gloo between CPUs.
+    `patience`: seconds that a rank waits for the others, here and in a step, before it gives up. A process
+    group that exists already (a script's own) is used as it is. NCCL between GPUs, of which a rank takes the
+    one of its local number; gloo between CPUs.
     """
     launch = launched()
     if launch.alone:
         return ALONE
-    if not dist.is_initialized():
-        backend = "gloo"
-        if torch.cuda.is_available():
-            torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
-            backend = "cpu:gloo,cuda:nccl"
-        try:
-            # torchrun keeps its store when it starts all ranks again, old addresses and all.
-            store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
-            dist.init_process_group(
-                backend,
-                store=dist.PrefixStore(f"start {launch.restarts}", store),  # type: ignore[attr-defined]
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=patience),
-            )
-        except (RuntimeError, ValueError) as error:
-            raise TrainingError(
-                f"rank {launch.rank} of {launch.size} cannot meet the others: {first_line(error)}"
-            ) from error
-    control = dist.new_group(backend="gloo", timeout=max(LONGEST_WORK, timedelta(seconds=patience)))
+    wait = timedelta(seconds=patience)
+    try:
+        if not dist.is_initialized():
+            meet(launch, wait)
+        # Made with little patience, for a rank may die just now; what it is used for may take hours.
+        control = dist.new_group(backend="gloo", timeout=wait)
+    except (RuntimeError, ValueError) as error:
+        raise TrainingError(
+            f"rank {launch.rank} of {launch.size} cannot meet the others: {first_line(error)}"
+        ) from error
+    dist.distributed_c10d._set_pg_timeout(max(LONGEST_WORK, wait), control)
     return Ranks(dist.get_rank(), dist.get_world_size(), launch.restarts > 0, control)
+
+
+def meet(launch: Launch, wait: timedelta) -> None:
+    """Make the group of all ranks; rank 0 keeps the store where they find each other."""
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    # Without a timeout of its own this would wait half an hour for a rank 0 that has died.
+    store, rank, size = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
+    # torchrun keeps its store when it starts all ranks again, old addresses and all.
+    store = dist.PrefixStore(f"start {launch.restarts}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
 
 
 def leave() -> None:
