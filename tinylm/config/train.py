@@ -95,7 +95,7 @@ class TrainConfig(Checked):
         False, "under torchrun: each rank holds its share of weights and optimizer state (FSDP2)"
     )
     rank_timeout: float = option(
-        300.0, "under torchrun: seconds that a rank waits for the others in a step before it gives up"
+        300.0, "under torchrun: seconds that a rank waits for the others, to start or in a step, at most"
     )
     init: str | None = option(None, "start from the weights of this checkpoint instead of random ones")
 
