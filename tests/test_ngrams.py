@@ -1,9 +1,11 @@
 """N-grams: their rows against a brute-force twin, documents apart, and rows trained as in the formulas."""
 
 import dataclasses
+import functools
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from tinylm import checkpoint, trainer
 from tinylm.config import ModelConfig, TrainConfig
 from tinylm.contract import DOC_BOUNDARY
 from tinylm.corpus import build_corpus
+from tinylm.devices import Machine
 from tinylm.distributed.ranks import ALONE
 from tinylm.errors import ConfigError, ShapeError
 from tinylm.interop.shape import check_qwen3_shape
@@ -19,7 +22,7 @@ from tinylm.model import Transformer, parameter_count
 from tinylm.ngrams import rows_of
 from tinylm.optimizer import SHARE_OF_NEWEST, Optimizer, clip_gradients
 from tinylm.plan.tensors import tensor_shapes
-from tinylm.training_step import mean_loss
+from tinylm.training_step import compiled, mean_loss
 
 TINY = ModelConfig(
     layers=1, width=32, mlp_width=32, heads=2, kv_heads=2, head_size=16, window=24, ngrams=4, ngram_rows=64
@@ -212,6 +215,27 @@ class TestTraining(unittest.TestCase):
                 one.grad.to_dense() if one.grad.is_sparse else one.grad,
                 other.grad.to_dense() if other.grad.is_sparse else other.grad,
             )
+
+    def test_a_compiled_step_leaves_them_out_of_its_graphs_and_gives_the_same_gradients(self):
+        graphs, compile_ = [], torch.compile
+
+        def noted(graph: torch.fx.GraphModule, _inputs: object) -> object:
+            graphs.append(str(graph.graph))
+            return graph.forward
+
+        ids = some_ids(2, 25)
+        total, found = torch.tensor(48.0, dtype=torch.float64), []
+        with mock.patch("torch.compile", functools.partial(compile_, backend=noted)):
+            for compiling in (False, True):
+                model = awake(TINY)
+                loss = compiled(Machine("cpu", "float64", compiling, 1), model)
+                loss(model, ids[:, :-1], ids[:, 1:], total, 0.0).backward()
+                gradient = model.model.ngrams.weight.grad
+                self.assertTrue(gradient.is_sparse)
+                found.append(gradient.to_dense())
+        torch.testing.assert_close(found[1], found[0])
+        self.assertIn("scaled_dot_product_attention", "".join(graphs))
+        self.assertNotIn("embedding_bag", "".join(graphs))
 
     def test_the_norm_is_that_of_all_gradients(self):
         model = awake(TINY)

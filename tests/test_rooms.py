@@ -211,6 +211,14 @@ class Imports(unittest.TestCase):
         loaded = python(f"import sys, tinylm; print([name for name in {LAZY} if name in sys.modules])")
         self.assertEqual(loaded, "[]")
 
+    def test_the_compiler_of_torch_is_loaded_only_by_those_who_compile(self) -> None:
+        # It takes as long to load as the rest of torch.
+        code = "import sys, tinylm\nfor name in tinylm.__all__: getattr(tinylm, name)\n"
+        code += "from tinylm import config, model, optimizer\n"
+        code += "one = model.Transformer(config.ModelConfig(layers=1, ngrams=2, ngram_rows=64))\n"
+        code += "optimizer.Optimizer(one, config.TrainConfig(data='x'))\n"
+        self.assertEqual(python(code + "print('torch._dynamo' in sys.modules)"), "False")
+
     def test_using_every_public_name_needs_torch_numpy_and_safetensors_only(self) -> None:
         code = (
             f"import sys\nfor name in {LAZY}: sys.modules[name] = None\n"

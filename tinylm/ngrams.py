@@ -33,10 +33,11 @@ def rows_of(ids_BS: Tensor, count: int, config: ModelConfig, segments_BS: Tensor
     boundary and outside the segment of a token stands the boundary: an n-gram never tells of another
     document. The n-grams of each length have `ngram_rows` rows of their own.
     """
-    sizes = check_shape(ids_BS, "B S", name="ids_BS", kind="integer")
-    if segments_BS is not None:
-        check_shape(segments_BS, "B S", name="segments_BS", kind="integer", **sizes)
-    S, back = sizes["S"], []
+    if not torch.compiler.is_compiling():
+        sizes = check_shape(ids_BS, "B S", name="ids_BS", kind="integer")
+        if segments_BS is not None:
+            check_shape(segments_BS, "B S", name="segments_BS", kind="integer", **sizes)
+    S, back = ids_BS.shape[1], []
     for distance in range(config.ngrams):
         place = slice(max(0, S - count - distance), max(0, S - distance))
         before = (count - (place.stop - place.start), 0)
@@ -73,8 +74,6 @@ class NgramEmbedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty((config.ngrams - 1) * config.ngram_rows, config.width))
 
-    # A compiled graph would make the gradient a dense one, of the whole table.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, rows_BTN: Tensor, dropout: float = 0.0) -> Tensor:
         """The sum [B, T, D] of the rows of each position.
 

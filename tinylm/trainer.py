@@ -248,7 +248,7 @@ def prepare(
         plan=plan,
         model=model,
         optimizer=Optimizer(model, config, ranks),
-        loss=compiled(machine),
+        loss=compiled(machine, model),
         micro_rows=config.rows_per_pass(ranks.size),
         steps=config.steps or 0,
         report=report,

@@ -171,9 +171,15 @@ def mean_loss(
     return F.cross_entropy(logits, targets_BT.reshape(-1), ignore_index=IGNORED, reduction="sum") / total
 
 
-def compiled(machine: Machine) -> LossFunction:
-    """The loss of a micro-batch, compiled with static shapes where the machine's record says so."""
-    return torch.compile(mean_loss, dynamic=False) if machine.compile else mean_loss
+def compiled(machine: Machine, model: Transformer) -> LossFunction:
+    """The loss of a model's micro-batch, compiled with static shapes where the machine's record says so."""
+    if not machine.compile:
+        return mean_loss
+    if (table := model.model.ngrams) is not None:
+        # A graph would make its gradient a dense one, of the whole table. Said here and not at the class,
+        # for whoever says it loads the compiler, which takes as long as loading torch.
+        table.forward = torch.compiler.disable(table.forward)  # type: ignore[method-assign, no-untyped-call]
+    return torch.compile(mean_loss, dynamic=False)
 
 
 def halve_micro_rows(run: Run, length: int) -> None:

@@ -46,7 +46,7 @@ def measured_rates(
     ids_BT = torch.randint(0, 256, (rows, config.window + 1), device=machine.device)
     inputs_BT, targets_BT = ids_BT[:, :-1].contiguous(), ids_BT[:, 1:].contiguous()
     total = torch.tensor(float(targets_BT.numel()), device=machine.device, dtype=machine.weight_dtype)
-    loss = compiled(machine)
+    loss = compiled(machine, model)
 
     def learn() -> None:
         with machine.autocast():
