@@ -45,7 +45,6 @@ from tinylm.training_step import Run, train_step
 from tinylm.walkthrough import render_table, together
 
 RANKS = 2
-CHILD = "sys.path.insert(0, sys.argv[1]); import scale; scale.work(*sys.argv[2:])"
 COUNTERS = Path("/proc/net/dev")
 
 
@@ -63,17 +62,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         build_corpus("builtin:unicode", place / "corpus", CorpusConfig(max_documents=1_000, truncate=True))
-        together(CHILD, str(Path(__file__).parent), json.dumps(vars(options)), place=place, ranks=RANKS)
+        together(work, options, place=place, ranks=RANKS)
         said = [json.loads((place / f"said-{rank}.json").read_bytes()) for rank in range(RANKS)]
     result = compared(options, said, load)
     print(json.dumps(result, indent=1) if options.json else told(result))
     return 0
 
 
-def work(given: str, rank: str, size: str, port: str) -> None:
+def work(options: argparse.Namespace) -> None:
     """What a rank does: all variants in turn, then the rates, then what it sent."""
-    os.environ |= {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    options = argparse.Namespace(**json.loads(given))
     shape = dataclasses.replace(PRESETS[options.preset], window=options.window)
     ranks = join(600.0)
     with cpu_threads(1):
@@ -106,7 +103,7 @@ def work(given: str, rank: str, size: str, port: str) -> None:
         said: dict[str, Any] = {"times": times, "rates": dataclasses.asdict(rates), "network": network(ranks)}
         said["sent"] = {name: sent(runs[name], ranks) for name in ("DDP", "FSDP2")}
         said["held"] = {name: held(run) for name, run in runs.items()}
-    Path(f"said-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+    Path(f"said-{ranks.rank}.json").write_text(json.dumps(said), encoding="utf-8")
     leave()
 
 

@@ -13,6 +13,7 @@ from tinylm.config import PRESETS, CorpusConfig, ModelConfig, TrainConfig
 from tinylm.contract import VOCABULARY_SIZE
 from tinylm.corpus import Corpus, build_corpus
 from tinylm.model import Transformer, flops_per_token, parameter_count
+from tinylm.reports import Unseen
 from tinylm.walkthrough import Lab, Stage, figures, workspace
 
 STAGE = Stage(
@@ -73,7 +74,8 @@ def trained(corpus: Corpus, config: ModelConfig, out: Path, lab: Lab) -> float:
             device="cuda" if lab.device == "cuda" else "cpu",
             precision="float32",
             compile="no",
-        )
+        ),
+        Unseen(),
     )
     assert result.evaluation is not None
     return result.evaluation.bits_per_byte

@@ -11,7 +11,7 @@ from tinylm.corpus import Corpus, build_corpus
 from tinylm.devices import choose_machine
 from tinylm.model import Transformer
 from tinylm.optimizer import rate_scale
-from tinylm.reports import Report
+from tinylm.reports import Unseen
 from tinylm.walkthrough import Lab, Stage, figures, workspace
 
 STAGE = Stage(
@@ -56,7 +56,7 @@ def gradients_apart(corpus: Corpus, folder: Path, lab: Lab) -> float:
         config = dataclasses.replace(
             configuration(corpus, folder / "x", lab), device="cpu", precision="float64"
         )
-        run = trainer.prepare(folder, config, choose_machine(config), corpus, Transformer(SHAPE), Report())
+        run = trainer.prepare(folder, config, choose_machine(config), corpus, Transformer(SHAPE), Unseen())
         run.micro_rows = rows
         training_step.accumulate(run, run.plan.batch(0), 0)
         found.append([p.grad for p in run.model.parameters() if p.grad is not None])
@@ -69,12 +69,14 @@ def experiment(lab: Lab) -> None:
         corpus = build_corpus("builtin:unicode", folder / "corpus", limit)
         plain = configuration(corpus, folder / "plain", lab)
         results = {
-            "Muon and AdamW": trainer.train(plain),
-            "the same again": trainer.train(dataclasses.replace(plain, out=str(folder / "again"))),
+            "Muon and AdamW": trainer.train(plain, Unseen()),
+            "the same again": trainer.train(dataclasses.replace(plain, out=str(folder / "again")), Unseen()),
             "in 4 micro-batches": trainer.train(
-                dataclasses.replace(plain, out=str(folder / "cut"), micro_rows=4)
+                dataclasses.replace(plain, out=str(folder / "cut"), micro_rows=4), Unseen()
             ),
-            "AdamW alone": trainer.train(dataclasses.replace(plain, out=str(folder / "adam"), muon=False)),
+            "AdamW alone": trainer.train(
+                dataclasses.replace(plain, out=str(folder / "adam"), muon=False), Unseen()
+            ),
         }
         curves = {name: losses(result.run) for name, result in results.items()}
         rows: list[list[object]] = []

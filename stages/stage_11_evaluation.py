@@ -17,6 +17,7 @@ from tinylm.corpus import Split
 from tinylm.devices import cpu_threads
 from tinylm.evaluate import Evaluation, Tally, by_context, evaluate, rows_to_score, score
 from tinylm.model import Transformer
+from tinylm.reports import Unseen
 from tinylm.walkthrough import Lab, Stage, figures, workspace
 
 STAGE = Stage(
@@ -44,21 +45,15 @@ class Peek(Transformer):
 
 def prepared(folder: Path, lab: Lab) -> tuple[Split, Split, Transformer]:
     """Names of characters, a document each, and a small model trained on nine tenths of them."""
-    names = CorpusConfig(max_documents=2_000 if lab.quick else 9_900, truncate=True)
-    corpus = build_corpus("builtin:unicode", folder / "names", names)
+    limit = CorpusConfig(max_documents=2_000 if lab.quick else 9_900, truncate=True)
+    corpus = build_corpus("builtin:unicode", folder / "names", limit)
     config = TrainConfig(
-        data=str(folder / "names"),
-        out=str(folder / "run"),
-        model=CONFIG,
-        steps=30 if lab.quick else 300,
-        batch_rows=16,
-        sample_tokens=0,
-        evaluate_every=300,
-        device="cuda" if lab.device == "cuda" else "cpu",
-        compile="no",
-    )
-    train(config)
-    return corpus.train, corpus.validation, load(folder / "run", lab.device).transformer
+        data=str(corpus.path), out=str(folder / "run"), model=CONFIG, steps=30 if lab.quick else 300,
+        batch_rows=16, sample_tokens=0, evaluate_every=300,
+        device="cuda" if lab.device == "cuda" else "cpu", compile="no",
+    )  # fmt: skip
+    run = train(config, Unseen()).run
+    return corpus.train, corpus.validation, load(run, lab.device).transformer
 
 
 def tallied(model: Transformer, split: Split, stride: int) -> Tally:
@@ -126,7 +121,7 @@ def measured(lab: Lab, folder: Path, learned: Split, text: Split, model: Transfo
 
     cheat = Peek(CONFIG).to(lab.device)
     cheat.load_state_dict(model.state_dict())
-    limit, few = (500, 100) if lab.quick else (5_000, 500)
+    limit, few = (200, 50) if lab.quick else (5_000, 500)
     honest, caught = (refereed(m, text, n, folder / "code") for m, n in ((model, limit), (cheat, few)))
     headers = ["the referee", "reported bytes", "code", "file", "tokens back"]
     lab.table(headers, [["Transformer, 0.13M", *honest], ["the same, peeking", *caught]])

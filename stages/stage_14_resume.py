@@ -1,13 +1,13 @@
 """Stage 14: a run that is killed and resumed, beside the same run that was left alone."""
 
 import contextlib
-import dataclasses
-import json
 import random
 import sys
 import time
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from tinylm import checkpoint, metrics, trainer
 from tinylm.config import CorpusConfig, ModelConfig, TrainConfig
@@ -15,7 +15,7 @@ from tinylm.corpus import Corpus, build_corpus
 from tinylm.devices import choose_machine
 from tinylm.evaluate import evaluate
 from tinylm.optimizer import rate_scale
-from tinylm.reports import Report
+from tinylm.reports import Unseen
 from tinylm.training_step import Run, train_step
 from tinylm.walkthrough import Lab, Stage, figures, killed, workspace
 
@@ -31,16 +31,6 @@ STAGE = Stage(
     next="Is a boundary a wall?",
 )
 SHAPE = ModelConfig(layers=2, width=64, mlp_width=160, heads=2, kv_heads=2, head_size=32, window=64)
-CHILD = """
-import json, sys
-from tinylm import TrainConfig, resume, train
-from tinylm.reports import Report
-class Steps(Report):
-    def stepped(self, row, seconds):
-        print(row["step"], flush=True)
-config = TrainConfig.from_dict(json.loads(sys.argv[1]), "the command line")
-train(config, Steps()) if sys.argv[2] == "train" else resume(config.out, Steps())
-"""
 
 
 def configuration(corpus: Corpus, lab: Lab) -> TrainConfig:
@@ -49,15 +39,26 @@ def configuration(corpus: Corpus, lab: Lab) -> TrainConfig:
         data=str(corpus.path),
         out="run",
         model=SHAPE,
-        steps=24 if lab.quick else 100,
-        batch_rows=8 if lab.quick else 16,
+        steps=16 if lab.quick else 100,
+        batch_rows=4 if lab.quick else 16,
         evaluate_every=20,
         save_every=4 if lab.quick else 5,
         keep=99,
         dropout=0.1,
         sample_tokens=0,
         device="cuda" if lab.device == "cuda" else "cpu",
+        threads=1,
     )
+
+
+def work(say: Callable[[int], None], config: TrainConfig, how: str) -> None:
+    """What a process does that will be killed: it begins the run or goes on with it, and says each step."""
+
+    class Steps(Unseen):
+        def stepped(self, row: Mapping[str, Any], seconds: float) -> None:
+            say(row["step"])
+
+    trainer.train(config, Steps()) if how == "train" else trainer.resume("run", Steps())
 
 
 FORGOTTEN: dict[str, tuple[str, ...]] = {
@@ -76,7 +77,7 @@ def go_on(name: str, folder: Path, corpus: Corpus, step: int) -> tuple[list[floa
     lost = FORGOTTEN[name]
     found, model = checkpoint.load(checkpoint.step_folder(folder, step))
     config = TrainConfig.from_dict((found.manifest or {})["config"], str(found.folder))
-    run = trainer.prepare(folder, config, choose_machine(config), corpus, model, Report())
+    run = trainer.prepare(folder, config, choose_machine(config), corpus, model, Unseen())
     run.optimizer.load_state(checkpoint.load_training(found), str(found.folder))
     for key, tensor in run.optimizer.state().items():
         if key.startswith(lost):
@@ -103,17 +104,16 @@ def experiment(lab: Lab) -> None:
         limit = CorpusConfig(max_documents=3_000 if lab.quick else 8_000, truncate=True)
         corpus = build_corpus("builtin:unicode", folder / "corpus", limit)
         config, alone, other = configuration(corpus, lab), folder / "alone", folder / "killed"
-        steps = config.steps or 0
+        steps, part = config.steps or 0, 5_000 if lab.quick else 20_000
         for place in (alone, other):
             place.mkdir()
-        with contextlib.chdir(alone):
-            trainer.train(config)
-        moments = sorted(random.SystemRandom().sample(range(8, steps - 8), 1 if lab.quick else 3))
-        words, deaths = json.dumps(dataclasses.asdict(config)), 0
-        for how, at in zip(("train", "resume", "resume"), moments, strict=False):
-            deaths += killed(CHILD, words, how, place=other, at=at)
+        moments = sorted(random.SystemRandom().sample(range(8, steps - 4), 1 if lab.quick else 3))
+        hows = zip(("train", "resume", "resume"), moments, strict=False)
+        deaths = sum(killed(work, config, how, place=other, at=at) for how, at in hows)
         with contextlib.chdir(other):
-            trainer.resume("run")
+            trainer.resume("run", Unseen())
+        with contextlib.chdir(alone):
+            trainer.train(config, Unseen())
         same = compare(alone / "run", other / "run", steps)
         rows = [row["loss"] for row in metrics.read_metrics(alone / "run") if "loss" in row][steps // 2 :]
         apart, gaps, bits, table = {}, {}, {}, []
@@ -122,7 +122,7 @@ def experiment(lab: Lab) -> None:
             differ = [abs(a - b) for a, b in zip(losses, rows, strict=True)]
             apart[name], first = max(differ), next((n for n, gap in enumerate(differ, 1) if gap), "never")
             gaps[name] = list(enumerate(accumulate(differ, max), steps // 2 + 1))
-            bits[name] = evaluate(run.model, corpus.validation, limit=20_000).bits_per_byte
+            bits[name] = evaluate(run.model, corpus.validation, limit=part).bits_per_byte
             table.append([name, str(first), f"{apart[name]:.4f}", f"{bits[name]:.3f}"])
         started = time.perf_counter()
         checkpoint.verify_step(checkpoint.save_step(folder, 1, run.model, run.optimizer.state(), {}))

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,15 +42,12 @@ SHAPE = ModelConfig(layers=2, width=64, mlp_width=96, heads=2, kv_heads=2, head_
 ROWS = 12
 WAYS = ("replicated", "sharded", "own mean")
 POLICIES = ("cross", "reset")
-CHILD = "sys.path.insert(0, sys.argv[1]); import stage_18_scale; stage_18_scale.work(*sys.argv[2:])"
 
 
-def work(steps: str, rank: str, size: str, port: str) -> None:
+def work(steps: int) -> None:
     """What a rank does, in the folder of the experiment: each policy, each way."""
-    os.environ |= {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    torch.set_num_threads(1)  # two each would wait for one another at every operator
     ranks = join(120.0)
-    said = {f"{p}-{way}-{ranks.size}": learn(p, way, int(steps), ranks) for p in POLICIES for way in WAYS}
+    said = {f"{p}-{way}-{ranks.size}": learn(p, way, steps, ranks) for p in POLICIES for way in WAYS}
     Path(f"said-{ranks.size}-{ranks.rank}.json").write_text(json.dumps(said), encoding="utf-8")
     leave()
 
@@ -102,14 +98,16 @@ def row_of(plan: Prediction) -> list[str]:
 
 
 def experiment(lab: Lab) -> None:
-    sizes, steps = (2,) if lab.quick else (2, 3), 20
+    sizes, steps, documents = ((2,), 4, 90) if lab.quick else ((2, 3), 20, 500)
     with workspace() as place:
-        build_corpus("builtin:unicode", place / "corpus", CorpusConfig(max_documents=500, truncate=True))
-        ranks = {f"{p}-one process-1": [learn(p, "one process", steps, ALONE, place)] for p in POLICIES}
+        limit = CorpusConfig(max_documents=documents, truncate=True)
+        build_corpus("builtin:unicode", place / "corpus", limit)
+        ranks: dict[str, list[dict[str, Any]]] = {}
         for n in sizes:
-            together(CHILD, str(Path(__file__).parent), str(steps), place=place, ranks=n)
+            together(work, steps, place=place, ranks=n)
             said = [json.loads((place / f"said-{n}-{r}.json").read_bytes()) for r in range(n)]
             ranks |= {key: [one[key] for one in said] for key in said[0]}
+        ranks |= {f"{p}-one process-1": [learn(p, "one process", steps, ALONE, place)] for p in POLICIES}
         weights = {key: safetensors.torch.load_file(place / f"{key}.safetensors") for key in ranks}
     apart, table = {}, []
     for key in sorted(ranks, key=lambda key: (key.partition("-")[0], key[-1])):

@@ -21,7 +21,7 @@ from tinylm.devices import choose_machine
 from tinylm.generate import Engine, Sampled, Task
 from tinylm.generate.context import prompt_ids
 from tinylm.model import Transformer, flops_per_token
-from tinylm.reports import Report
+from tinylm.reports import Unseen
 from tinylm.walkthrough import Lab, Stage, figures, workspace
 
 STAGE = Stage(
@@ -60,7 +60,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def operators_of_a_step(config: TrainConfig, corpus: Corpus, folder: Path) -> int:
     """Operators that one training step calls: forward, backward and the optimizer."""
     model, machine = Transformer(config.resolved_model()), choose_machine(config)
-    run = trainer.prepare(folder, config, machine, corpus, model, Report())
+    run = trainer.prepare(folder, config, machine, corpus, model, Unseen())
     with (operators := Operators()):  # type: ignore[no-untyped-call]
         training_step.train_step(run, run.plan.batch(0), 0, 1.0)
     return operators.count
@@ -109,19 +109,19 @@ def experiment(lab: Lab) -> None:
         limit = CorpusConfig(max_documents=2_000 if lab.quick else 30_000, truncate=True)
         corpus = build_corpus("builtin:unicode", folder / "corpus", limit)
         config = TrainConfig(
-            data=str(corpus.path), model=SHAPE, steps=8 if lab.quick else 100, batch_rows=16, sample_tokens=0,
-            evaluate_every=1_000, device="cuda" if lab.device == "cuda" else "cpu", precision="float32",
+            data=str(corpus.path), model=SHAPE, steps=4 if lab.quick else 100, sample_tokens=0,
+            batch_rows=8 if lab.quick else 16, evaluate_every=1_000, precision="float32", device=lab.device,
         )  # fmt: skip
         rows: dict[str, list[float]] = {}
         for number, (name, change) in enumerate(CHANGES):
             config = dataclasses.replace(config, out=str(folder / str(number)), **change)
-            result = trainer.train(config)
+            result = trainer.train(config, Unseen())
             assert result.evaluation is not None
             calls_made, learned = operators_of_a_step(config, corpus, folder), result.evaluation.bits_per_byte
             arithmetic = 3e-6 * flops_per_token(config.resolved_model(), SHAPE.window)
             timings = (result.run / metrics.TIMINGS).read_text(encoding="utf-8").splitlines()
             seconds = statistics.median(json.loads(line)["seconds"] for line in timings)
-            rows[name] = [calls_made, arithmetic, 16e-3 * SHAPE.window / seconds, learned]
+            rows[name] = [calls_made, arithmetic, config.batch_rows * SHAPE.window / seconds / 1e3, learned]
         model = checkpoint.load_model(result.run)
         ways = {"everything again": by_hand(False), "keys and values kept": by_hand(True)}
         ways |= {"compiled step": in_engine(0), "drafts of up to 8": in_engine(8)}

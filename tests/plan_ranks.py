@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,16 +25,15 @@ from tinylm.reports import Report
 from tinylm.training_step import train_step
 
 
-def work(rank: str, size: str, port: str) -> None:
+def work() -> None:
     """Two steps replicated and sharded, with one and with two micro-batches; writes down what was seen."""
-    os.environ |= {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = join(120.0)
     said: dict[str, Any] = {}
     with cpu_threads(1):
         for shard in (False, True):
             for micro_batches in (1, 2):
                 said[f"{shard} {micro_batches}"] = seen(ranks, shard, micro_batches)
-    Path(f"said-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+    Path(f"said-{ranks.rank}.json").write_text(json.dumps(said), encoding="utf-8")
     leave()
 
 

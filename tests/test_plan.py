@@ -291,7 +291,9 @@ class TwoRanks(unittest.TestCase):
             place = Path(folder)
             limit = CorpusConfig(max_documents=200, truncate=True)
             build_corpus("builtin:unicode", place / "corpus", limit)
-            together("from tests.plan_ranks import work; work(*sys.argv[1:])", place=place, ranks=2)
+            from tests.plan_ranks import work  # which imports this file
+
+            together(work, place=place, ranks=2)
             cls.said = [json.loads((place / f"said-{rank}.json").read_bytes()) for rank in range(2)]
 
     def test_the_first_rank_holds_what_is_planned(self) -> None:

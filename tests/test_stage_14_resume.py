@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -50,7 +52,7 @@ class GoingOn(unittest.TestCase):
             "evaluate_every": 8,
             "out": str(self.folder / name),
         }
-        return trainer.train(self.stage.dataclasses.replace(config, **{**small, **changes})).run
+        return trainer.train(dataclasses.replace(config, **{**small, **changes})).run
 
     def test_taken_up_by_hand_with_nothing_forgotten_the_losses_are_the_same(self) -> None:
         run = self.run_of("run")
@@ -79,22 +81,23 @@ class GoingOn(unittest.TestCase):
             self.assertGreater(size, 0)
 
 
+def count(say, numbers: int) -> None:
+    try:
+        for number in range(numbers):
+            say(number)
+        if number > 5:
+            time.sleep(60)
+    finally:
+        Path("put-in-order").touch()
+
+
 class Killing(unittest.TestCase):
     def test_a_process_is_killed_where_it_says_the_number(self) -> None:
-        code = """
-import sys, time
-try:
-    for number in range(int(sys.argv[1])):
-        print(number, flush=True)
-    if number > 5:
-        time.sleep(60)
-finally:
-    open("put-in-order", "w").close()
-"""
         with tempfile.TemporaryDirectory() as folder:
-            self.assertTrue(killed(code, "20", place=Path(folder), at=10))
+            self.assertTrue(killed(count, 20, place=Path(folder), at=10))
             self.assertFalse((Path(folder) / "put-in-order").exists())
-            self.assertFalse(killed(code, "5", place=Path(folder), at=10))
+            self.assertFalse(killed(count, 5, place=Path(folder), at=10))
+            self.assertTrue((Path(folder) / "put-in-order").exists())
 
 
 if __name__ == "__main__":

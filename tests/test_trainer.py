@@ -21,7 +21,7 @@ from tinylm.devices import Machine, choose_machine
 from tinylm.errors import CheckpointError, ConfigError, TinylmError, TrainingError
 from tinylm.model import Transformer
 from tinylm.optimizer import Optimizer
-from tinylm.reports import Report
+from tinylm.reports import Report, Unseen
 
 TINY = ModelConfig(layers=1, width=32, mlp_width=32, heads=2, kv_heads=2, head_size=16, window=16)
 TEXTS = [f"document {number}: the quick brown fox, {number * number} times. é\n" for number in range(60)]
@@ -48,6 +48,9 @@ class Case(unittest.TestCase):
 
     def setUp(self):
         self.folder = Path(tempfile.mkdtemp(dir=self.holder.name))
+        curve = mock.patch.object(Report, "curve", False)  # no part of what is tested, and most of the time
+        curve.start()
+        self.addCleanup(curve.stop)
 
     def config(self, name: str = "run", **changes) -> TrainConfig:
         values = {
@@ -172,8 +175,11 @@ class TestRuns(Case):
         self.assertTrue(all(torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True)))
         self.assertEqual(run.optimizer.steps_done, 0)
 
-    def test_the_curve_has_the_same_bytes_for_the_same_numbers(self):
-        result = trainer.train(self.config())
+    def test_the_curve_has_the_same_bytes_for_the_same_numbers_and_is_drawn_where_wanted(self):
+        unseen = trainer.train(self.config("unseen"), Unseen())
+        self.assertFalse((unseen.run / "curve.svg").exists())
+        with mock.patch.object(Report, "curve", True):
+            result = trainer.train(self.config())
         first = (result.run / "curve.svg").read_bytes()
         trainer.draw_curve(result.run, self.fail)
         self.assertEqual(first, (result.run / "curve.svg").read_bytes())

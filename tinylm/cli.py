@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import io
 import os
 import signal
@@ -24,6 +26,7 @@ from tinylm.walkthrough import utf8_output
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 2 after an error, 128 + its number after a signal."""
     utf8_output()
+    atexit.register(gc.freeze)  # or Python searches all of torch for garbage before it ends: a second
     # Threads that wait spin by default; where another program wants a core, a step then takes twice as
     # long (LAB.md). Read once, when torch is loaded; the numbers do not depend on it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

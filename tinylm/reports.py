@@ -12,6 +12,9 @@ from tinylm.evaluate import Evaluation
 class Report:
     """Called by the trainer; override what you want to see."""
 
+    curve = True
+    """Whether `curve.svg` is drawn at the end."""
+
     def note(self, text: str) -> None:
         """Something that a user should know."""
 
@@ -35,3 +38,9 @@ class Report:
 
     def stopped(self, folder: Path, step: int, steps: int) -> None:
         """After the last step, finished or interrupted."""
+
+
+class Unseen(Report):
+    """Of a run whose folder nobody will look into: nothing is told, nothing drawn."""
+
+    curve = False

@@ -295,7 +295,8 @@ def loop(run: Run, step: int, stop: AgreedStop, measured: Measures | None = None
         if saved != step:
             save(run, step, log, evaluation)
     if ranks.leads:
-        draw_curve(run.folder, run.report.note)
+        if report.curve:
+            draw_curve(run.folder, report.note)
         tell_best(run)
     report.stopped(run.folder, step, run.steps)
     return TrainResult(run.folder, step, run.steps, stop.signal, evaluation if step == run.steps else None)

@@ -7,20 +7,24 @@ A stage file holds one `Stage` (what is said before the numbers) and one functio
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import gc
 import importlib.util
+import multiprocessing
 import os
 import re
 import socket
-import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+import traceback
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tinylm.files import write_atomic
 
@@ -121,6 +125,7 @@ class Stage:
     def main(self, experiment: Callable[[Lab], None], arguments: Sequence[str] | None = None) -> int:
         """Run the stage as a program; returns 0 after PASS or where it is skipped, 1 after FAIL."""
         utf8_output()
+        atexit.register(gc.freeze)  # or Python searches all of torch for garbage before it ends: a second
         parser = argparse.ArgumentParser(description=f"stage {self.number:02d}: {self.question}")
         parser.add_argument("--quick", action="store_true", help="the 10-second form")
         parser.add_argument("--device", default="cpu", help="where tensors live: cpu (default) or cuda")
@@ -235,49 +240,78 @@ def workspace() -> Iterator[Path]:
         yield Path(folder)
 
 
-def killed(code: str, *arguments: str, place: Path, at: int) -> bool:
-    """Run Python code in a process of its own, in a folder, and kill it when it prints `at` or more.
+def killed(work: Callable[..., None], *arguments: Any, place: Path, at: int) -> bool:
+    """Call `work(say, *arguments)` in a process of its own, in a folder; kill it when it says `at` or more.
 
     No handler runs, nothing is put in order. False if the process ended by itself before.
     """
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{code}"
-    command = [sys.executable, "-c", code, *arguments]
-    child = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, encoding="utf-8")
-    assert child.stdout is not None
-    with child.stdout:
-        reached = any(int(line) >= at for line in child.stdout)
-        child.kill()
-    return child.wait() != 0 and reached
+    context = _processes()
+    heard, said = context.Pipe(duplex=False)
+    child = context.Process(target=_alone, args=(place, heard, said, work, *arguments))
+    child.start()
+    said.close()  # this end of it: what is read ends with the child
+    reached = False
+    with heard, contextlib.suppress(EOFError):
+        while not reached:
+            reached = int(heard.recv_bytes()) >= at
+    child.kill() if reached else None
+    child.join()
+    return reached and child.exitcode != 0
 
 
-def together(code: str, *arguments: str, place: Path, ranks: int) -> None:
-    """Run Python code in `ranks` processes, in a folder, and wait for all of them.
+def _alone(place: Path, heard: Any, said: Any, work: Callable[..., None], *arguments: Any) -> None:
+    heard.close()
+    os.chdir(place)
+    work(lambda number: said.send_bytes(b"%d" % number), *arguments)
 
-    Its last three arguments are the rank, the number of ranks and a free port. Where one fails the others
-    are ended, and RuntimeError says what it said.
+
+def together(work: Callable[..., None], *arguments: Any, place: Path, ranks: int) -> None:
+    """Call `work(*arguments)` in `ranks` processes at once, in a folder, and wait for all of them.
+
+    `work` is a function of a module. Each process finds in its environment what torchrun would tell it, and
+    computes with one thread. Where one fails the others are ended, and RuntimeError says what it said.
     """
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{code}"
+    context = _processes()
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with contextlib.ExitStack() as stack:
-        places = [place / f"rank-{rank}.stderr" for rank in range(ranks)]
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, *arguments, str(rank), str(ranks), str(port)],
-                cwd=place,
-                stderr=stack.enter_context(places[rank].open("wb")),
-            )
-            for rank in range(ranks)
-        ]
+        told = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    given = (told, place, work, *arguments)
+    children = [context.Process(target=_rank, args=(rank, *given)) for rank in range(ranks)]
+    try:
         for child in children:
-            stack.callback(child.wait)
-            stack.callback(child.kill)
-        while None in (codes := [child.poll() for child in children]) and not any(codes):
+            child.start()
+        while None in (codes := [child.exitcode for child in children]) and not any(codes):
             time.sleep(0.02)
-        failed = [rank for rank, code in enumerate(codes) if code]
-    if failed:
-        said = places[failed[0]].read_text("utf-8", "backslashreplace")
+    finally:
+        for child in children:
+            if child.pid is not None:
+                child.kill()
+                child.join()
+    if failed := [rank for rank, code in enumerate(codes) if code]:
+        said = (place / f"rank-{failed[0]}.stderr").read_text("utf-8", "backslashreplace")
         raise RuntimeError(f"rank {failed[0]} failed: {said or codes[failed[0]]}")
+
+
+def _rank(rank: int, told: dict[str, Any], place: Path, work: Callable[..., None], *arguments: Any) -> None:
+    import torch
+
+    os.chdir(place)
+    os.environ |= {name: str(value) for name, value in {**told, "RANK": rank, "LOCAL_RANK": rank}.items()}
+    torch.set_num_threads(1)  # two each would wait for one another at every operator
+    with Path(f"rank-{rank}.stderr").open("w", 1, encoding="utf-8", errors="backslashreplace") as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            work(*arguments)
+        except BaseException:
+            traceback.print_exc(file=said)
+            raise SystemExit(1) from None
+
+
+def _processes() -> Any:
+    """How processes start. A forked one need not load torch again; it must use one thread, and no GPU."""
+    import torch
+
+    forks = sys.platform == "linux" and not torch.cuda.is_available()
+    return multiprocessing.get_context("fork" if forks else "spawn")
 
 
 def _part(label: str, text: str) -> None:
