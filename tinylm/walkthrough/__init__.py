@@ -273,8 +273,8 @@ def together(work: Callable[..., None], *arguments: Any, place: Path, ranks: int
     """
     context = _processes()
     with socket.create_server(("127.0.0.1", 0)) as free:
-        told = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
-    given = (told, place, work, *arguments)
+        port = free.getsockname()[1]
+    given = (ranks, port, place, work, *arguments)
     children = [context.Process(target=_rank, args=(rank, *given)) for rank in range(ranks)]
     try:
         for child in children:
@@ -291,11 +291,13 @@ def together(work: Callable[..., None], *arguments: Any, place: Path, ranks: int
         raise RuntimeError(f"rank {failed[0]} failed: {said or codes[failed[0]]}")
 
 
-def _rank(rank: int, told: dict[str, Any], place: Path, work: Callable[..., None], *arguments: Any) -> None:
+def _rank(rank: int, size: int, port: int, place: Path, work: Callable[..., None], *arguments: Any) -> None:
     import torch
 
     os.chdir(place)
-    os.environ |= {name: str(value) for name, value in {**told, "RANK": rank, "LOCAL_RANK": rank}.items()}
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    os.environ["WORLD_SIZE"] = str(size)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
     torch.set_num_threads(1)  # two each would wait for one another at every operator
     with Path(f"rank-{rank}.stderr").open("w", 1, encoding="utf-8", errors="backslashreplace") as said:
         os.dup2(said.fileno(), 2)
