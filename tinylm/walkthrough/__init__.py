@@ -254,7 +254,8 @@ def killed(work: Callable[..., None], *arguments: Any, place: Path, at: int) -> 
     with heard, contextlib.suppress(EOFError):
         while not reached:
             reached = int(heard.recv_bytes()) >= at
-    child.kill() if reached else None
+    if reached:
+        child.kill()
     child.join()
     return reached and child.exitcode != 0
 
