@@ -9,6 +9,7 @@ import io
 import math
 import multiprocessing
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from unittest import mock
 from xml.etree import ElementTree
 
 import numpy as np
+import torch
 from rich.cells import cell_len
 
 import tinylm
@@ -51,6 +53,13 @@ def say_everything(lab: Lab) -> None:
 
 def tell_the_tree(say: Callable[[int], None]) -> None:
     say(int(Path(tinylm.__file__).parents[1] == ROOT))
+    time.sleep(60)
+
+
+def take_cosines(say: Callable[[int], None]) -> None:
+    if hasattr(signal, "alarm"):
+        signal.alarm(30)  # a process that waits for threads which are not there is ended
+    say(int(torch.ones(100_000, dtype=torch.float64).cos().sum()))
     time.sleep(60)
 
 
@@ -318,6 +327,14 @@ class Running(unittest.TestCase):
             context = multiprocessing.get_context(how)
             with workspace() as folder, mock.patch("tinylm.walkthrough._processes", return_value=context):
                 self.assertTrue(killed(tell_the_tree, place=folder, at=1), how)
+
+    def test_a_process_computes_though_the_one_that_started_it_has_threads(self) -> None:
+        threads = torch.get_num_threads()
+        self.addCleanup(torch.set_num_threads, threads)
+        torch.set_num_threads(2)
+        torch.ones(100_000, dtype=torch.float64).cos()
+        with workspace() as folder:
+            self.assertTrue(killed(take_cosines, place=folder, at=54_030))
 
     def test_the_workspace_is_removed(self) -> None:
         with workspace() as folder:

@@ -243,7 +243,7 @@ def workspace() -> Iterator[Path]:
 def killed(work: Callable[..., None], *arguments: Any, place: Path, at: int) -> bool:
     """Call `work(say, *arguments)` in a process of its own, in a folder; kill it when it says `at` or more.
 
-    No handler runs, nothing is put in order. False if the process ended by itself before.
+    No handler runs, nothing is put in order. It computes with one thread. False if it ended by itself before.
     """
     context = _processes()
     heard, said = context.Pipe(duplex=False)
@@ -261,8 +261,11 @@ def killed(work: Callable[..., None], *arguments: Any, place: Path, at: int) -> 
 
 
 def _alone(place: Path, heard: Any, said: Any, work: Callable[..., None], *arguments: Any) -> None:
+    import torch
+
     heard.close()
     os.chdir(place)
+    torch.set_num_threads(1)  # those of the process that forked it are not there
     work(lambda number: said.send_bytes(b"%d" % number), *arguments)
 
 
