@@ -75,6 +75,10 @@ TRICKS = {
     "fast, matrices turned in memory": Variant("fast", trick=tricks.columns_first),
     "fast, heads laid together": Variant("fast", trick=tricks.heads_apart),
     "fast, two products and a softmax": Variant("fast", trick=tricks.two_products),
+    "fast, rows of 64": Variant("fast", {"window": 64}, {"batch_rows": 32}),
+    "fast, rows of 64, two products": Variant(
+        "fast", {"window": 64}, {"batch_rows": 32}, tricks.two_products
+    ),
     "fast, compiled": Variant("fast", run={"compile": "yes"}),
 }
 NANO = {
