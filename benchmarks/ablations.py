@@ -58,6 +58,10 @@ RECIPE = {
     "fast, 1 layer": Variant("fast", {"layers": 1}),
     "fast, no dropout of n-grams": Variant("fast", run={"ngram_dropout": 0.0}),
     "fast, dropout of n-grams .4": Variant("fast", run={"ngram_dropout": 0.4}),
+    "fast, n-grams to 4": Variant("fast", {"ngrams": 4}),
+    "fast, n-grams to 8": Variant("fast", {"ngrams": 8}),
+    "fast, 2^14 rows for each length": Variant("fast", {"ngram_rows": 2**14}),
+    "fast, 2^16 rows for each length": Variant("fast", {"ngram_rows": 2**16}),
     "fast, rates .04 and .01": Variant("fast", run=RATES),
     "fast, 4 rows, twice the steps": Variant("fast", run={"batch_rows": 4}),
 }
