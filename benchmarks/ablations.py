@@ -12,6 +12,7 @@ the library give, `tricks` and `nano` what it does not do (benchmarks/tricks.py)
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -29,6 +30,7 @@ import tricks
 from tricks import Trick
 
 from tinylm.config import PRESETS, CorpusConfig, TrainConfig
+from tinylm.errors import CorpusError
 
 VERSION = 2
 
@@ -131,16 +133,23 @@ def job(given: tuple[str, int, int, str, int]) -> tuple[str, float, float, float
     return name, result.evaluation.bits_per_byte, seconds / steps / share, clock / share
 
 
+def seeds_of(text: str) -> list[int]:
+    """Seeds, for argparse."""
+    if not all(seed.isdecimal() for seed in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers between commas")
+    return [int(seed) for seed in text.split(",")]
+
+
 def main() -> int:
     parser = measuring.parser(__doc__, "ablations", threads=1)
     parser.add_argument("text", type=measuring.existing_file, help="the file tinyshakespeare.txt")
     parser.add_argument("--group", choices=GROUPS, default="recipe", help="which variants (recipe)")
     parser.add_argument("--steps", type=measuring.positive, default=150, help="steps of 2,048 bytes")
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", type=seeds_of, default="0,1,2", help="whole numbers between commas")
     parser.add_argument("--jobs", type=measuring.positive, default=2, help="runs side by side")
     parser.add_argument("--only", default="", help="variants whose name holds this")
     options = parser.parse_args()
-    steps, seeds = options.steps, [int(seed) for seed in options.seeds.split(",")]
+    steps, seeds = options.steps, options.seeds
     if options.short:
         steps, seeds = 10, seeds[:1]
     group = GROUPS[options.group]
@@ -153,7 +162,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         from tinylm.corpus import build_corpus
 
-        corpus = build_corpus(options.text, Path(folder) / "corpus", CorpusConfig())
+        try:
+            corpus = build_corpus(options.text, Path(folder) / "corpus", CorpusConfig())
+        except CorpusError as error:
+            parser.error(str(error))
         jobs = [
             (name, seed, steps, str(corpus.path), options.threads)
             for name, seed in itertools.product(names, seeds)
